@@ -1,0 +1,40 @@
+"""Device-side FFT and matmul objects for kernels written in Python, and ready kernels made of them.
+
+Importing this package imports no CUDA library. It has one side effect: where there is no CUDA driver (or where
+DEVKERNELS_TARGET=sim says so) it selects Numba's CUDA simulator for this process.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from devkernels import target as _target
+from devkernels._version import __version__
+
+_target.select_home()
+
+# Public name -> module that defines it; imported on first use so that `import devkernels` stays light.
+_PUBLIC = {
+    "DevkernelsError": "devkernels.errors",
+    "Target": "devkernels.target",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str):
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'devkernels' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
+
+
+if TYPE_CHECKING:
+    from devkernels.errors import DevkernelsError
+    from devkernels.target import Target
