@@ -1,0 +1,1 @@
+"""Benchmarks: cases as data, one runner, results as files, tables and plots made from them."""

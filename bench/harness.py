@@ -1,0 +1,349 @@
+"""Times contenders against each other on a GPU, fairly, and keeps the results as files.
+
+in: a benchmark module with `CASES` (dicts of plain values) and ``set_up(case) -> Setup``.
+out: bench/results/<name>.json, one row for each case and contender, written after each case so that a run that
+is cut short loses only the case it was in.
+
+How it measures, and why:
+
+- All contenders of a case take turns in one run: a clock that drifts drifts for all of them.
+- Ten launches between two CUDA events, so that the gap between two launches is not taken for kernel time. What a
+  launch costs the host is measured on its own (`host_us`). Where the host is the slower of the two, `ms` is the
+  host's time; `graph_ms` (a CUDA graph of the same ten launches, replayed) is then the time of the kernels.
+- ``copy`` moves the same bytes from one buffer to another: the floor of whatever must read its input and write its
+  output once. `times_copy` is a contender's median over the median of the copy of its own run.
+- Data larger than the L2 cache, or the row says ``"in_l2": true``.
+- Each contender shows that it is right (`Contender.check`) before it is timed; a wrong one is not timed.
+
+Importing this module needs no GPU and no CuPy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+LAUNCHES = 10  # between two events
+PACKAGES = (
+    "devkernels", "numpy", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "nvmath-python",
+    "nvidia-libmathdx-cu12", "nvidia-libmathdx-cu13", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cufft",
+    "nvidia-cufft-cu12", "cupy-cuda12x", "cupy-cuda13x", "torch", "scipy",
+)  # fmt: skip
+
+
+@dataclass
+class Contender:
+    """One way of doing the work of a case.
+
+    `run` puts one execution on CuPy's current stream (torch's current stream is set to the same one) and does not
+    wait. `check` is called after one `run` and a wait, and returns the relative error against a float64 reference;
+    the contender is refused if that is more than `bound`. `graph` says whether the work may be captured in a CUDA
+    graph. What stands in `extra` goes into the row (registers, tile sizes, algorithm numbers ...).
+    """
+
+    name: str
+    run: Callable[[], object]
+    check: Callable[[], float] | None = None
+    bound: float = 1e-5
+    graph: bool = True
+    extra: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass
+class Setup:
+    """What `set_up(case)` hands over: the contenders and the bytes that the work must read plus write."""
+
+    contenders: Sequence[Contender]
+    moved_bytes: int
+    flops: float = 0.0
+    close: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure."""
+
+    rounds: int = 15
+    host_launches: int = 50
+    host_rounds: int = 3
+    graph: bool = False
+
+
+def percentiles(samples: Sequence[float]) -> dict[str, float]:
+    """20, 50 and 80 percentiles of `samples`, by linear interpolation."""
+    ordered = sorted(samples)
+    result = {}
+    for percent in (20, 50, 80):
+        position = (len(ordered) - 1) * percent / 100
+        low = int(position)
+        high = min(low + 1, len(ordered) - 1)
+        result[f"p{percent}"] = ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+    return result
+
+
+def commit() -> str:
+    """Commit of the tree that is measured; ``-dirty`` where tracked files differ from it, ``unknown`` without git."""
+    here = pathlib.Path(__file__).parent
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no", "--", ":!bench/results"],
+            cwd=here.parent, capture_output=True, text=True, check=True,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("-dirty" if changed else "")
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the installed packages that bear on a measurement."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    if "devkernels" not in versions:  # run from a checkout
+        from devkernels import __version__
+
+        versions["devkernels"] = __version__
+    return versions
+
+
+def environment(commit_name: str | None = None) -> dict[str, object]:
+    """GPU, driver, versions, date and commit: part of every row."""
+    import cupy as cp
+
+    device = cp.cuda.Device()
+    properties = cp.cuda.runtime.getDeviceProperties(device.id)
+    versions = package_versions()
+    versions["cuda runtime"] = _dotted(cp.cuda.runtime.runtimeGetVersion())
+    return {
+        "gpu": properties["name"].decode(),
+        "compute_capability": f"{properties['major']}.{properties['minor']}",
+        "driver": _driver_release(),
+        "driver_cuda": _dotted(cp.cuda.runtime.driverGetVersion()),
+        "l2_bytes": int(properties["l2CacheSize"]),
+        "versions": versions,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit_name or commit(),
+    }
+
+
+def _dotted(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _driver_release() -> str:
+    """``580.95.05`` and the like; the CUDA version of the driver is a separate entry."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+@contextlib.contextmanager
+def bench_stream() -> Iterator[object]:
+    """A stream that is current for CuPy, and for torch where a benchmark has imported it."""
+    import cupy as cp
+
+    with contextlib.ExitStack() as stack:
+        stream = stack.enter_context(cp.cuda.Stream(non_blocking=True))
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)))
+        yield stream
+
+
+def copy_contender(moved_bytes: int) -> Contender:
+    """The reference: one device-to-device copy that reads and writes `moved_bytes` in all."""
+    import cupy as cp
+
+    count = max(moved_bytes // 8, 1)  # float32 values: half the bytes are read, half written
+    source = cp.random.standard_normal(count, dtype=cp.float32)
+    target = cp.full_like(source, cp.nan)
+    return Contender("copy", lambda: cp.copyto(target, source), lambda: float((target != source).any()), 0.0)
+
+
+def _milliseconds(run: Callable[[], object], launches: int) -> float:
+    import cupy as cp
+
+    start, stop = cp.cuda.Event(), cp.cuda.Event()
+    start.record()
+    for _ in range(launches):
+        run()
+    stop.record()
+    stop.synchronize()
+    return cp.cuda.get_elapsed_time(start, stop) / launches
+
+
+def _host_microseconds(run: Callable[[], object], stream: object, effort: Effort) -> float:
+    samples = []
+    for _ in range(effort.host_rounds):
+        stream.synchronize()
+        begin = time.perf_counter()
+        for _ in range(effort.host_launches):  # far fewer than a launch queue holds, so the host never waits
+            run()
+        samples.append((time.perf_counter() - begin) / effort.host_launches)
+    stream.synchronize()
+    return statistics.median(samples) * 1e6
+
+
+def _capture(run: Callable[[], object], stream: object) -> Callable[[], object]:
+    stream.begin_capture()
+    try:
+        for _ in range(LAUNCHES):
+            run()
+    finally:
+        graph = stream.end_capture()
+    return lambda: graph.launch(stream)
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def measure(setup: Setup, stream: object, effort: Effort) -> list[dict[str, object]]:
+    """Check all contenders of a case, then time those that are right, taking turns. Returns one dict for each."""
+    contenders = [copy_contender(setup.moved_bytes), *setup.contenders]
+    rows: list[dict[str, object]] = []
+    able: list[tuple[Contender, dict[str, object], list[float], list[float], Callable[[], object] | None]] = []
+    for contender in contenders:
+        row: dict[str, object] = {"contender": contender.name, **contender.extra}
+        rows.append(row)
+        replay = None
+        try:
+            contender.run()
+            stream.synchronize()
+            if contender.check is not None:
+                row["error"] = contender.check()
+                if not row["error"] <= contender.bound:
+                    row["failed"] = f"relative error {row['error']:.3g} is more than {contender.bound:.3g}"
+                    continue
+            for _ in range(2):
+                contender.run()
+            stream.synchronize()
+        except Exception as error:  # noqa: BLE001 - one contender that fails must not end the others
+            row["failed"] = _reason(error)
+            continue
+        if effort.graph and contender.graph:
+            try:
+                replay = _capture(contender.run, stream)
+                replay()
+                stream.synchronize()
+            except Exception as error:  # noqa: BLE001 - a library may refuse to be captured; the row says so
+                row["graph_failed"], replay = _reason(error), None
+        able.append((contender, row, [], [], replay))
+    for turn in range(effort.rounds):
+        for contender, _, samples, replayed, replay in able[turn % len(able) :] + able[: turn % len(able)]:
+            samples.append(_milliseconds(contender.run, LAUNCHES))
+            if replay is not None:
+                replayed.append(_milliseconds(replay, 1) / LAUNCHES)
+    reference = next((statistics.median(s) for c, _, s, _, _ in able if c.name == "copy"), None)
+    for contender, row, samples, replayed, _ in able:
+        row["ms"] = percentiles(samples)
+        median = row["ms"]["p50"]
+        row["gb_per_s"] = setup.moved_bytes / median / 1e6
+        if setup.flops:
+            row["tflops"] = setup.flops / median / 1e9
+        if reference:
+            row["times_copy"] = median / reference
+        row["host_us"] = _host_microseconds(contender.run, stream, effort)
+        if replayed:
+            row["graph_ms"] = percentiles(replayed)
+    return rows
+
+
+def results_path(name: str, folder: pathlib.Path = RESULTS) -> pathlib.Path:
+    return folder / f"{name}.json"
+
+
+def load_rows(name: str, folder: pathlib.Path = RESULTS) -> list[dict[str, object]]:
+    """Rows measured so far; an empty list where there are none."""
+    path = results_path(name, folder)
+    return json.loads(path.read_text())["rows"] if path.exists() else []
+
+
+def _key(row: dict[str, object]) -> str:
+    return json.dumps([row["case"], row["gpu"]], sort_keys=True)
+
+
+def merge_rows(name: str, new: Sequence[dict[str, object]], folder: pathlib.Path = RESULTS) -> pathlib.Path:
+    """Put `new` rows into the file: they replace the rows of the same case and GPU, all else stays. Atomic.
+
+    A case is replaced as a whole because its contenders are compared with each other: they belong to one run.
+    """
+    replaced = {_key(row) for row in new}
+    rows = [row for row in load_rows(name, folder) if _key(row) not in replaced] + list(new)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = results_path(name, folder)
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}-", suffix=".json")
+    with os.fdopen(handle, "w") as file:
+        json.dump({"benchmark": name, "rows": rows}, file, indent=1)
+        file.write("\n")
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
+    return path
+
+
+def run_benchmark(
+    name: str,
+    cases: Sequence[dict[str, object]],
+    set_up: Callable[[dict[str, object]], Setup],
+    *,
+    effort: Effort = Effort(),
+    folder: pathlib.Path = RESULTS,
+    commit_name: str | None = None,
+) -> int:
+    """Run all `cases`; returns how many contenders failed (each is a row with ``failed``)."""
+    import cupy as cp
+    from tqdm import tqdm
+
+    surroundings = environment(commit_name)
+    failures = 0
+    with tqdm(cases, desc=name, unit="case", file=sys.stderr) as progress:
+        for case in progress:
+            progress.set_postfix_str(" ".join(f"{key}={value}" for key, value in case.items()))
+            setup = None
+            try:
+                with bench_stream() as stream:
+                    setup = set_up(case)
+                    stream.synchronize()
+                    rows = measure(setup, stream, effort)
+                    shared = {"in_l2": setup.moved_bytes < 2 * surroundings["l2_bytes"], "bytes": setup.moved_bytes}
+            except Exception as error:  # noqa: BLE001 - a case that cannot be set up must not end the others
+                rows, shared = [{"contender": "(set-up)", "failed": _reason(error)}], {}
+            finally:
+                if setup is not None and setup.close is not None:
+                    setup.close()
+                del setup
+                cp.get_default_memory_pool().free_all_blocks()
+            surroundings["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            merge_rows(name, [{"case": case, **row, **shared, **surroundings} for row in rows], folder)
+            for row in rows:
+                tqdm.write(_line(case, row))
+                failures += "failed" in row
+    return failures
+
+
+def _line(case: dict[str, object], row: dict[str, object]) -> str:
+    label = " ".join(f"{key}={value}" for key, value in case.items())
+    if "failed" in row:
+        return f"{label:32s} {row['contender']:24s} FAILED: {row['failed']}"
+    error = f" error {row['error']:.1e}" if "error" in row else ""
+    times = f" {row['times_copy']:6.2f} copies" if "times_copy" in row else ""
+    return f"{label:32s} {row['contender']:24s} {row['ms']['p50']:9.4f} ms{times} host {row['host_us']:7.1f} us{error}"
