@@ -22,7 +22,7 @@ from pathlib import Path
 
 from devkernels import config
 from devkernels.canonical import digest
-from devkernels.errors import DevkernelsWarning, JitDisabledError
+from devkernels.errors import ArgumentError, DevkernelsWarning, JitDisabledError
 
 __all__ = ["CacheInfo", "clear", "counts", "digest", "folder", "forget", "get", "get_or_build", "info", "prune", "put"]
 
@@ -298,7 +298,7 @@ def _process_lock(kind: str, key: str) -> Iterator[None]:
 def _check_name(kind: str, key: str) -> None:
     for name in (kind, key):
         if not _NAME.fullmatch(name) or name.startswith("."):
-            raise ValueError(
+            raise ArgumentError(
                 f"{name!r} cannot name a cache entry: letters, digits, '_', '-' and '.' can (see `digest`)."
             )
 

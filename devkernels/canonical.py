@@ -14,6 +14,8 @@ import struct
 import sys
 from collections.abc import Callable, Mapping
 
+from devkernels.errors import ArgumentTypeError
+
 
 def digest(*parts: object) -> str:
     """SHA-256, in hexadecimal, of the content of `parts`. Type matters: 1, 1.0, True and ``"1"`` differ."""
@@ -58,7 +60,9 @@ def encode(value: object, other: Callable[[object], object] | None = None) -> by
         return _tagged(b"D", _name(type(value)), encode(fields, other))
     if other is not None:
         return _tagged(b"x", encode(other(value), other))
-    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} object {value!r:.80} has no stable digest.")
+    raise ArgumentTypeError(
+        f"{type(value).__module__}.{type(value).__qualname__} object {value!r:.80} has no stable digest."
+    )
 
 
 def _encode_array(numpy, value, other) -> bytes:

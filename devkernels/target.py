@@ -135,7 +135,7 @@ def _numba_uses_simulator() -> bool | None:
     module = sys.modules.get("numba.cuda")
     if module is None or not hasattr(module, "jit"):
         return None
-    return "numba.cuda.simulator" in sys.modules and not hasattr(module, "CUDADispatcher")
+    return module.jit.__module__.startswith("numba.cuda.simulator")  # the package itself is loaded in either case
 
 
 def select_home() -> Home:

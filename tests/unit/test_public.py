@@ -1,0 +1,69 @@
+"""Public names: all there, all documented, the same for people, for `dir` and for type checkers."""
+
+import ast
+import importlib
+import inspect
+import pathlib
+import pickle
+
+import pytest
+
+import devkernels
+from devkernels import errors
+
+SOURCE = pathlib.Path(devkernels.__file__).read_text()
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+
+
+@pytest.mark.parametrize("name", devkernels.__all__)
+def test_public_names_resolve_and_are_documented(name):
+    value = getattr(devkernels, name)
+    assert name in dir(devkernels)
+    if name != "__version__":
+        assert inspect.getdoc(value), f"devkernels.{name} has no docstring"
+        assert getattr(devkernels, name) is value
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse(SOURCE)
+    guarded = [
+        node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+    ]
+    seen = {
+        alias.asname or alias.name
+        for block in guarded
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == set(devkernels.__all__) - {"__version__"}
+
+
+def test_lazy_names_come_from_the_module_that_the_table_says():
+    for name, module in devkernels._PUBLIC.items():
+        assert getattr(importlib.import_module(module), name) is getattr(devkernels, name)
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = devkernels.no_such_thing
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if issubclass(kind, errors.DevkernelsError)])
+def test_errors_carry_their_spec_and_have_one_root(kind):
+    error = kind("size 97 is too large; use 98", spec=("c2c", 97))
+    assert isinstance(error, errors.DevkernelsError)
+    assert error.spec == ("c2c", 97)
+    assert kind("nothing in particular").spec is None
+    assert inspect.getdoc(kind)
+    builtin = [base for base in kind.__mro__ if base.__module__ == "builtins" and base not in (object, BaseException)]
+    assert kind is errors.DevkernelsError or len(builtin) > 1, f"{kind.__name__} should also be a built-in exception"
+    again = pickle.loads(pickle.dumps(error))  # errors cross process borders in parallel tests and worker pools
+    assert type(again) is kind
+    assert str(again) == str(error)
+    assert again.spec == error.spec
+
+
+def test_every_kind_of_error_is_a_devkernels_error():
+    strays = [kind for kind in KINDS if not issubclass(kind, (errors.DevkernelsError, Warning))]
+    assert strays == []
