@@ -1,0 +1,269 @@
+"""What a spec means for its target: which knobs exist, block shape, shared bytes, lengths, scale.
+
+In: an `FFTSpec`. Out: the completed spec and its `FFTTraits`. Numbers come from libmathdx where it is installed and
+from a stored table (data/fft_table.json, made by scripts/make_fft_table.py) where it is not; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import json
+from dataclasses import dataclass, replace
+
+from devkernels import libmathdx
+from devkernels.errors import ResourceError, SpecError, UnsupportedSizeError
+from devkernels.spec import FFTSpec, whole_number
+
+# name in libmathdx -> (bytes, what the arrays of a kernel are made of)
+VALUE_BYTES = {"complex64": 8, "complex128": 16, "complex32x2": 8}
+
+
+@dataclass(frozen=True)
+class FFTTraits:
+    """Traits of one device FFT, by the names that cuFFTDx gives them; lengths count elements of that side's type."""
+
+    value_type: str
+    input_type: str
+    output_type: str
+    implicit_type_batching: int
+    elements_per_thread: int
+    storage_size: int
+    stride: int
+    input_length: int
+    output_length: int
+    input_elements_per_thread: int
+    output_elements_per_thread: int
+    block_dim: tuple[int, int, int] | None
+    shared_memory_size: int | None
+    ffts_per_block: int | None
+    suggested_ffts_per_block: int | None
+
+
+@functools.cache
+def _stored() -> dict:
+    text = importlib.resources.files("devkernels").joinpath("data/fft_table.json").read_text()
+    return json.loads(text)
+
+
+def stored_version() -> str:
+    """Version of the libmathdx that the stored table describes."""
+    return _stored()["libmathdx"]
+
+
+def _table(precision: str, target_number: int) -> dict:
+    stored = _stored()
+    return stored["tables"][stored["targets"][str(target_number)]][precision]
+
+
+def description(spec: FFTSpec, api: str = "register") -> libmathdx.Description:
+    """The spec in libmathdx's terms."""
+    real = spec.fft_type != "c2c"
+    return libmathdx.Description(
+        size=spec.size,
+        precision=spec.precision,
+        fft_type=spec.fft_type,
+        direction=spec.direction,
+        execution=spec.execution,
+        sm=spec.target.number,
+        ffts_per_block=spec.ffts_per_block,
+        elements_per_thread=spec.elements_per_thread,
+        layout=spec.layout if real else None,
+        real_mode=spec.real_mode if real else None,
+        api=api,
+    )
+
+
+# -- which sizes exist ------------------------------------------------------------------------------------------
+
+
+def _is_power_of_two(n: int) -> bool:
+    return n > 0 and n & (n - 1) == 0
+
+
+def parity_problem(spec: FFTSpec) -> str | None:
+    """Say why a layout cannot have this size, or return None. libmathdx only finds out when it compiles."""
+    if spec.fft_type == "c2c":
+        return None
+    if spec.real_mode == "folded":
+        if spec.is_block and not _is_power_of_two(spec.size):
+            return "folded real mode in block execution needs a power of two"
+        if spec.size % 2:
+            return "folded real mode needs an even size"
+        if spec.size < 4:
+            return "folded real mode needs a size of at least 4"
+    if spec.layout == "packed" and spec.size % 2:
+        return "the packed layout needs an even size"
+    return None
+
+
+def is_supported(spec: FFTSpec) -> bool:
+    """Whether a device function exists for this size, layout and target."""
+    if spec.size < 2 or parity_problem(spec) is not None:
+        return False
+    half = spec.real_mode == "folded" and spec.fft_type != "c2c"
+    if not spec.is_block:
+        return spec.size <= _table(spec.precision, spec.target.number)["thread"] * (2 if half else 1)
+    if libmathdx.available():
+        return libmathdx.is_supported(description(replace(spec, elements_per_thread=None, ffts_per_block=None)))
+    return str(spec.size) in _table(spec.precision, spec.target.number)["folded" if half else "normal"]
+
+
+LARGEST_CANDIDATE = 1 << 16  # no target holds a longer transform in one block
+
+
+def sizes(spec: FFTSpec) -> list[int]:
+    """Every size that is supported with the other fields of `spec`, ascending."""
+    stored = _table(spec.precision, spec.target.number)
+    if spec.is_block:
+        # The library knows no sizes that the table lacks except newer ones; both sets are asked for one by one.
+        candidates = sorted({int(n) for mode in ("normal", "folded") for n in stored[mode]})
+    else:
+        candidates = range(2, 2 * stored["thread"] + 1)
+    return [n for n in candidates if is_supported(replace(spec, size=n))]
+
+
+def next_size(spec: FFTSpec, at_least: int) -> int | None:
+    """The smallest supported size that is not below `at_least`, or None."""
+    return next((n for n in sizes(spec) if n >= at_least), None)
+
+
+def check_supported(spec: FFTSpec) -> None:
+    """Raise UnsupportedSizeError, with the neighbours that work, unless a device function exists."""
+    if is_supported(spec):
+        return
+    every = sizes(spec)
+    above = next((n for n in every if n >= spec.size), None)
+    below = next((n for n in reversed(every) if n < spec.size), None)
+    if above is not None:
+        remedy = f"the next supported size is {above}"
+        if below is not None:
+            remedy += f", the one below is {below}"
+    else:
+        remedy = f"the largest supported size is {below}"
+    why = parity_problem(spec)
+    raise UnsupportedSizeError(
+        f"FFT size {spec.size} is not supported ({spec}){': ' + why if why else ''}; {remedy}. "
+        f"devkernels.fft.supported_sizes(...) lists them all.",
+        spec=spec,
+    )
+
+
+# -- knobs and traits --------------------------------------------------------------------------------------------
+
+
+def _variants(spec: FFTSpec) -> list[tuple[int, int, int]]:
+    """Stored (elements_per_thread, suggested ffts_per_block, shared bytes of one group), the default first."""
+    folded = spec.real_mode == "folded" and spec.fft_type != "c2c"
+    return [tuple(v) for v in _table(spec.precision, spec.target.number)["folded" if folded else "normal"][str(spec.size)]]
+
+
+def complete(spec: FFTSpec, elements_per_thread: object = None, ffts_per_block: object = None) -> FFTSpec:
+    """Add the knobs: the library's default elements per thread, its suggested FFTs per block, or the caller's."""
+    check_supported(spec)
+    if not spec.is_block:
+        for name, value in (("elements_per_thread", elements_per_thread), ("ffts_per_block", ffts_per_block)):
+            if value not in (None, "suggested") and not (name == "elements_per_thread" and value == spec.size):
+                raise SpecError(f"{name}={value!r} only applies to execution='Block'; leave it out.", spec=spec)
+        return spec
+    asked = None if elements_per_thread in (None, "suggested") else whole_number(elements_per_thread, "elements_per_thread")
+    if libmathdx.available():
+        known = sorted({value for value, _ in libmathdx.knobs(description(spec))})
+    else:
+        known = sorted({value for value, _, _ in _variants(spec)})
+    if asked is not None and asked not in known:
+        raise SpecError(
+            f"elements_per_thread={asked} is not available for the {spec}; choose one of {', '.join(map(str, known))}.",
+            spec=spec,
+        )
+    spec = replace(spec, elements_per_thread=asked)
+    if ffts_per_block in (None, "suggested"):
+        per_block = raw_traits(spec).suggested_ffts_per_block
+    else:
+        per_block = whole_number(ffts_per_block, "ffts_per_block")
+        if per_block % spec.batching:
+            raise SpecError(
+                f"ffts_per_block={per_block} must be even in float16: two rows share each value.", spec=spec
+            )
+    spec = replace(spec, ffts_per_block=per_block)
+    spec = replace(spec, elements_per_thread=raw_traits(spec).elements_per_thread)
+    check_block_fits(spec, raw_traits(spec))
+    return spec
+
+
+def check_block_fits(spec: FFTSpec, found: FFTTraits) -> None:
+    """Raise ResourceError if one block of this transform exceeds the target's threads or shared memory."""
+    x, y, z = found.block_dim
+    target, one = spec.target, found.ffts_per_block
+    if x * y * z > target.max_threads_per_block:
+        fits = max(target.max_threads_per_block // x, 1) * spec.batching
+        raise ResourceError(
+            f"ffts_per_block={one} needs {x * y * z} threads per block; {target} has {target.max_threads_per_block}: "
+            f"use ffts_per_block <= {fits}.",
+            spec=spec,
+        )
+    if found.shared_memory_size > target.max_shared_bytes:
+        fits = one * target.max_shared_bytes // found.shared_memory_size // spec.batching * spec.batching
+        remedy = f"use ffts_per_block <= {fits}" if fits else "no block of this target holds one such transform"
+        raise ResourceError(
+            f"ffts_per_block={one} needs {found.shared_memory_size} bytes of shared memory per block; {target} has "
+            f"{target.max_shared_bytes}: {remedy}.",
+            spec=spec,
+        )
+
+
+def raw_traits(spec: FFTSpec) -> FFTTraits:
+    """Traits from libmathdx where it is installed, else from the stored table."""
+    return library_traits(spec) if libmathdx.available() else stored_traits(spec)
+
+
+@functools.cache
+def library_traits(spec: FFTSpec) -> FFTTraits:
+    """Traits as libmathdx reports them."""
+    found = libmathdx.traits(description(spec))
+    return FFTTraits(**{name: found[name] for name in FFTTraits.__dataclass_fields__})
+
+
+@functools.cache
+def stored_traits(spec: FFTSpec) -> FFTTraits:
+    """Traits computed from the stored table; equal to `library_traits` (tests/aot/test_fft_table.py)."""
+    size, real = spec.size, spec.fft_type != "c2c"
+    folded = real and spec.real_mode == "folded"
+    batching = spec.batching
+    if spec.is_block:
+        variants = _variants(spec)
+        per_thread, suggested, shared = next(
+            (v for v in variants if v[0] == spec.elements_per_thread), variants[0]
+        )
+        per_block = spec.ffts_per_block or batching
+        threads = size // per_thread
+        block_dim = (threads, per_block // batching, 1)
+        shared *= per_block // batching
+    else:
+        per_thread, suggested, shared, per_block, threads, block_dim = size & ~1 if folded else size, None, None, None, 1, None
+    complex_length = {"natural": size // 2 + 1, "packed": size // 2, "full": size}[spec.layout] if real else size
+    real_length = size // 2 if folded else size
+    moved = per_thread // 2 if folded else per_thread  # folded: two reals travel as one complex value
+    storage = per_thread
+    if folded:
+        storage = {"natural": per_thread // 2 + 1, "packed": per_thread // 2, "full": per_thread}[spec.layout]
+    value = {"float16": "complex32x2", "float32": "complex64", "float64": "complex128"}[spec.precision]
+    plain_real = {"float16": "float16x2", "float32": "float32", "float64": "float64"}[spec.precision]
+    real_type = value if folded else plain_real
+    return FFTTraits(
+        value_type=value,
+        input_type=real_type if spec.fft_type == "r2c" else value,
+        output_type=real_type if spec.fft_type == "c2r" else value,
+        implicit_type_batching=batching,
+        elements_per_thread=per_thread,
+        storage_size=storage,
+        stride=threads,
+        input_length=real_length if spec.fft_type == "r2c" else complex_length,
+        output_length=real_length if spec.fft_type == "c2r" else complex_length,
+        input_elements_per_thread=moved,
+        output_elements_per_thread=moved,
+        block_dim=block_dim,
+        shared_memory_size=shared,
+        ffts_per_block=per_block,
+        suggested_ffts_per_block=suggested,
+    )
