@@ -51,7 +51,9 @@ class FFTSpec:
         return replace(self, fft_type=opposite, direction="inverse" if self.direction == "forward" else "forward")
 
     def __str__(self) -> str:
-        text = f"{self.fft_type} FFT of size {self.size}, {self.precision}, {self.direction}, {self.execution} execution"
+        text = (
+            f"{self.fft_type} FFT of size {self.size}, {self.precision}, {self.direction}, {self.execution} execution"
+        )
         if self.fft_type != "c2c":
             text += f", {self.layout}/{self.real_mode}"
         return f"{text} on {self.target}"
@@ -96,9 +98,7 @@ def _real_options(fft_type: str, options: object) -> tuple[str, str]:
     try:
         options = dict(options)
     except (TypeError, ValueError):
-        raise SpecError(
-            f"real_fft_options={options!r} must be a dict with 'complex_layout' and 'real_mode'."
-        ) from None
+        raise SpecError(f"real_fft_options={options!r} must be a dict with 'complex_layout' and 'real_mode'.") from None
     unknown = set(options) - {"complex_layout", "real_mode"}
     if unknown:
         raise SpecError(f"real_fft_options has no key {sorted(unknown)!r}; it takes 'complex_layout' and 'real_mode'.")

@@ -155,7 +155,9 @@ def check_supported(spec: FFTSpec) -> None:
 def _variants(spec: FFTSpec) -> list[tuple[int, int, int]]:
     """Stored (elements_per_thread, suggested ffts_per_block, shared bytes of one group), the default first."""
     folded = spec.real_mode == "folded" and spec.fft_type != "c2c"
-    return [tuple(v) for v in _table(spec.precision, spec.target.number)["folded" if folded else "normal"][str(spec.size)]]
+    return [
+        tuple(v) for v in _table(spec.precision, spec.target.number)["folded" if folded else "normal"][str(spec.size)]
+    ]
 
 
 def complete(spec: FFTSpec, elements_per_thread: object = None, ffts_per_block: object = None) -> FFTSpec:
@@ -166,7 +168,9 @@ def complete(spec: FFTSpec, elements_per_thread: object = None, ffts_per_block: 
             if value not in (None, "suggested") and not (name == "elements_per_thread" and value == spec.size):
                 raise SpecError(f"{name}={value!r} only applies to execution='Block'; leave it out.", spec=spec)
         return spec
-    asked = None if elements_per_thread in (None, "suggested") else whole_number(elements_per_thread, "elements_per_thread")
+    asked = (
+        None if elements_per_thread in (None, "suggested") else whole_number(elements_per_thread, "elements_per_thread")
+    )
     if libmathdx.available():
         known = sorted({value for value, _ in libmathdx.knobs(description(spec))})
     else:
@@ -232,15 +236,20 @@ def stored_traits(spec: FFTSpec) -> FFTTraits:
     batching = spec.batching
     if spec.is_block:
         variants = _variants(spec)
-        per_thread, suggested, shared = next(
-            (v for v in variants if v[0] == spec.elements_per_thread), variants[0]
-        )
+        per_thread, suggested, shared = next((v for v in variants if v[0] == spec.elements_per_thread), variants[0])
         per_block = spec.ffts_per_block or batching
         threads = size // per_thread
         block_dim = (threads, per_block // batching, 1)
         shared *= per_block // batching
     else:
-        per_thread, suggested, shared, per_block, threads, block_dim = size & ~1 if folded else size, None, None, None, 1, None
+        per_thread, suggested, shared, per_block, threads, block_dim = (
+            size & ~1 if folded else size,
+            None,
+            None,
+            None,
+            1,
+            None,
+        )
     complex_length = {"natural": size // 2 + 1, "packed": size // 2, "full": size}[spec.layout] if real else size
     real_length = size // 2 if folded else size
     moved = per_thread // 2 if folded else per_thread  # folded: two reals travel as one complex value

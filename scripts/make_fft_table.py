@@ -23,7 +23,9 @@ LARGEST = 66000  # no target holds a longer transform in one block
 def describe(size: int, precision: str, sm: int, mode: str, execution: str = "Block", **more) -> Description:
     """The c2c forward function, or for folded mode the r2c one: the others have the same traits."""
     if mode == "folded":
-        return Description(size, precision, "r2c", "forward", execution, sm, layout="packed", real_mode="folded", **more)
+        return Description(
+            size, precision, "r2c", "forward", execution, sm, layout="packed", real_mode="folded", **more
+        )
     return Description(size, precision, "c2c", "forward", execution, sm, **more)
 
 
@@ -55,7 +57,9 @@ def table(sm: int) -> dict:
         out[precision] = {
             "normal": {str(n): entries(n, precision, sm, "normal") for n in normal},
             "folded": {str(n): entries(n, precision, sm, "folded") for n in folded},
-            "thread": max(n for n in range(2, 200) if libmathdx.is_supported(describe(n, precision, sm, "normal", "Thread"))),
+            "thread": max(
+                n for n in range(2, 200) if libmathdx.is_supported(describe(n, precision, sm, "normal", "Thread"))
+            ),
         }
     return out
 
@@ -73,7 +77,9 @@ def main() -> None:
     version = ".".join(map(str, libmathdx.version()))
     path = pathlib.Path(__file__).parent.parent / "devkernels" / "data" / "fft_table.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"libmathdx": version, "targets": names, "tables": tables}, separators=(",", ":")) + "\n")
+    path.write_text(
+        json.dumps({"libmathdx": version, "targets": names, "tables": tables}, separators=(",", ":")) + "\n"
+    )
 
 
 if __name__ == "__main__":
