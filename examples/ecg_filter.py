@@ -18,7 +18,7 @@ import time
 
 import devkernels  # first: it chooses the simulator where there is no driver
 
-import numpy as np  # isort: skip
+import numpy as np
 import pywt
 import scipy.fft
 from tqdm import tqdm

@@ -20,6 +20,7 @@ ROOMS = (
     ("device", ("device",)),
     ("compiler", ("compiler",)),
     ("launch", ("launch",)),
+    ("engine", ("engine",)),
     ("kernels", ("kernels",)),
     ("linear", ("linear",)),
 )
