@@ -19,23 +19,35 @@ from bench.report import Table
 
 TOTAL = 1 << 27  # complex values: 1 GiB read and 1 GiB written, far more than any L2
 SIZES = (64, 96, 128, 256, 512, 1000, 1024, 1536, 2048, 4096, 8192, 10000, 16384)
-CASES = [{"size": size, "dtype": "complex64"} for size in SIZES]
+REAL_SIZES = (256, 1000, 1024, 4096)
+CASES = [{"size": size, "dtype": "complex64"} for size in SIZES] + [
+    {"size": size, "dtype": "float32"} for size in REAL_SIZES
+]
 PEERS = {"nvmath callback": "nvmath callback", "cuFFT plan": "cuFFT plan", "CuPy idiom": "CuPy idiom"}
 TABLES = {
     "times_copy": Table(
         rows=("size",),
         columns={"devkernels": "devkernels", **PEERS},
+        where={"dtype": "complex64"},
         note="Time as a multiple of a copy of the same bytes (1.00 is the floor); complex64, 2**27 values.",
+    ),
+    "real": Table(
+        rows=("size",),
+        columns={"devkernels": "devkernels", "cuFFT plan": "cuFFT plan", "CuPy idiom": "CuPy idiom"},
+        where={"dtype": "float32"},
+        note="Real input, time as a multiple of a copy of the same bytes; float32, 2**28 values.",
     ),
     "host": Table(
         rows=("size",),
         columns={"devkernels": "devkernels", **PEERS},
+        where={"dtype": "complex64"},
         metric="host_us",
         note="Microseconds of host time for each call.",
     ),
     "error": Table(
         rows=("size",),
         columns={"devkernels": "devkernels", **PEERS},
+        where={"dtype": "complex64"},
         metric="error",
         note="Relative L2 error against NumPy in complex128.",
     ),
@@ -76,20 +88,41 @@ def _nvmath_callback(x, y, response, size):
     return run, lambda: result["y"], close
 
 
-def _cufft_plan(x, y, response):
-    """One reused plan, an in-place multiplication, an in-place inverse."""
+def _cufft_plan(x, y, response, size):
+    """Reused plans, the filter multiplied in place, the inverse; in place where the types allow it (complex input)."""
     import cupy as cp
     from cupy.cuda import cufft
-    from cupyx.scipy.fft import get_fft_plan
 
-    plan = get_fft_plan(x, axes=1, value_type="C2C")
+    batch = x.shape[0]
+    if x.dtype.kind == "c":
+        spectrum, forward = y, cufft.Plan1d(size, cufft.CUFFT_C2C, batch)
+        inverse = forward
+    else:
+        spectrum = cp.empty((batch, size // 2 + 1), cp.complex64)
+        forward, inverse = cufft.Plan1d(size, cufft.CUFFT_R2C, batch), cufft.Plan1d(size, cufft.CUFFT_C2R, batch)
 
     def run():
-        plan.fft(x, y, cufft.CUFFT_FORWARD)
-        cp.multiply(y, response, out=y)
-        plan.fft(y, y, cufft.CUFFT_INVERSE)
+        forward.fft(x, spectrum, cufft.CUFFT_FORWARD)
+        cp.multiply(spectrum, response, out=spectrum)
+        inverse.fft(spectrum, y, cufft.CUFFT_INVERSE)
 
     return run, lambda: y
+
+
+def _idiom(x, response, size):
+    import cupy as cp
+
+    result = {}
+    if x.dtype.kind == "c":
+
+        def run():
+            result["y"] = cp.fft.ifft(cp.fft.fft(x) * response)
+    else:
+
+        def run():
+            result["y"] = cp.fft.irfft(cp.fft.rfft(x) * response, size)
+
+    return run, lambda: result["y"]
 
 
 def _error(x, response, get_result):
@@ -98,8 +131,12 @@ def _error(x, response, get_result):
 
     last = x.shape[0] - 1
     rows = np.unique(np.concatenate([[0, 1, last], np.random.default_rng().integers(last, size=8)]))
-    signal = x[rows].get().astype(np.complex128)
-    want = np.fft.ifft(np.fft.fft(signal) * response.get().astype(np.complex128))
+    wide = response.get().astype(np.complex128)
+    signal = x[rows].get()
+    if signal.dtype.kind == "c":
+        want = np.fft.ifft(np.fft.fft(signal.astype(np.complex128)) * wide)
+    else:
+        want = np.fft.irfft(np.fft.rfft(signal.astype(np.float64)) * wide, signal.shape[1])
     result = get_result()
     if bool(_isnan_anywhere(result)):
         return float("nan")
@@ -119,23 +156,27 @@ def set_up(case):
     import devkernels
     from devkernels.tolerance import fft_bound
 
-    size = case["size"]
-    batch = TOTAL // size
+    size, dtype = case["size"], np.dtype(case["dtype"])
     generator = cp.random.default_rng()
-    x = generator.standard_normal((batch, 2 * size), dtype=cp.float32).view(cp.complex64)
-    response = generator.standard_normal(2 * size, dtype=cp.float32).view(cp.complex64)
+    if dtype.kind == "c":
+        x = generator.standard_normal((TOTAL // size, 2 * size), dtype=cp.float32).view(cp.complex64)
+        frequencies = size
+    else:
+        x = generator.standard_normal((2 * TOTAL // size, size), dtype=cp.float32)
+        frequencies = size // 2 + 1
+    response = generator.standard_normal(2 * frequencies, dtype=cp.float32).view(cp.complex64)
+    if dtype.kind == "f":  # what a real signal's spectrum cannot hold, irfft ignores; leave it out
+        response[0] = response[0].real
+        if size % 2 == 0:
+            response[-1] = response[-1].real
     scaled = response / np.float32(size)
-    bound = fft_bound("complex64", size, transforms=2)
+    bound = fft_bound(dtype, size, transforms=2)
     contenders, closers = [], []
 
-    def add(name, run, get_result, **extra):
-        check = lambda: _error(x, response, get_result)  # noqa: E731 - one line, used once
-        contenders.append(Contender(name, run, check, bound, extra=extra))
-
-    def add_or_tell(name, make):
-        """A contender that cannot be set up is a failed row with its reason, and the others go on."""
+    def add(name, make):
+        """Set up a contender; one that cannot be is a failed row with its reason, and the others go on."""
         try:
-            make()
+            run, get_result = make()
         except Exception as error:  # noqa: BLE001 - any peer may be missing or refuse the size
             reason = error
 
@@ -143,29 +184,22 @@ def set_up(case):
                 raise reason
 
             contenders.append(Contender(name, refuse))
+        else:
+            contenders.append(Contender(name, run, lambda: _error(x, response, get_result), bound))
 
     def ours():
         y = cp.full_like(x, cp.nan)
-        convolve = devkernels.make_spectral_filter(size, cp.complex64)
-        add("devkernels", lambda: convolve(x, response, out=y), lambda: y)
+        convolve = devkernels.make_spectral_filter(size, dtype)
+        return lambda: convolve(x, response, out=y), lambda: y
 
     def callback():
         run, get_result, close = _nvmath_callback(x, cp.full_like(x, cp.nan), scaled, size)
         closers.append(close)
-        add("nvmath callback", run, get_result)
+        return run, get_result
 
-    def planned():
-        add("cuFFT plan", *_cufft_plan(x, cp.full_like(x, cp.nan), scaled))
-
-    def idiom():
-        result = {}
-        add("CuPy idiom", lambda: result.update(y=cp.fft.ifft(cp.fft.fft(x) * response)), lambda: result["y"])
-
-    for name, make in (
-        ("devkernels", ours),
-        ("nvmath callback", callback),
-        ("cuFFT plan", planned),
-        ("CuPy idiom", idiom),
-    ):
-        add_or_tell(name, make)
+    add("devkernels", ours)
+    if dtype.kind == "c":
+        add("nvmath callback", callback)
+    add("cuFFT plan", lambda: _cufft_plan(x, cp.full_like(x, cp.nan), scaled, size))
+    add("CuPy idiom", lambda: _idiom(x, response, size))
     return Setup(contenders, moved_bytes=2 * x.nbytes, close=lambda: [close() for close in closers])
