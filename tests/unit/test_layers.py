@@ -13,7 +13,18 @@ PACKAGE = ROOT / "devkernels"
 ROOMS = (
     (
         "ground",
-        ("_version", "errors", "config", "target", "tolerance", "canonical", "cache", "reference", "env_report"),
+        (
+            "_version",
+            "errors",
+            "config",
+            "target",
+            "tolerance",
+            "canonical",
+            "cache",
+            "reference",
+            "versions",
+            "env_report",
+        ),
     ),
     ("spec", ("spec",)),
     ("traits", ("libmathdx", "traits")),
