@@ -16,8 +16,10 @@ _target.select_home()
 
 # Public name -> module that defines it; imported on first use so that `import devkernels` stays light.
 _PUBLIC = {
+    "DeviceFFT": "devkernels.device.fft",
     "DevkernelsError": "devkernels.errors",
     "Target": "devkernels.target",
+    "fft": "devkernels.device.fft",
 }
 
 __all__ = ["__version__", *_PUBLIC]

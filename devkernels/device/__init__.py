@@ -1,0 +1,1 @@
+"""Function objects that are called inside kernels, and the collectives that move their data."""

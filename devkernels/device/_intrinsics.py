@@ -1,0 +1,192 @@
+"""The few LLVM instructions that Numba does not offer: wide accesses, unsigned offsets, calls by C symbol.
+
+In: Numba arrays inside kernels. Out: values and addresses. A complex value moves as one 8- or 16-byte word (Numba
+moves it as two), and offsets are unsigned (Numba's signed indices cost a select and an add each).
+Imported only where a kernel is compiled for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.cuda.extending import intrinsic
+
+_GENERIC = 0
+
+
+def _data_pointer(context, builder, array_type, array):
+    return context.make_array(array_type)(context, builder, array).data
+
+
+@intrinsic
+def row_pointer(typingctx, array, row):
+    """Pointer to ``array[row, 0]``; `row` is unsigned, the row stride is taken in bytes."""
+    if not isinstance(array, types.Array) or array.ndim < 2 or not isinstance(row, types.Integer):
+        return None
+
+    def codegen(context, builder, signature, arguments):
+        array_type = signature.args[0]
+        struct = context.make_array(array_type)(context, builder, arguments[0])
+        index = context.cast(builder, arguments[1], signature.args[1], types.uint64)
+        stride = cgutils.unpack_tuple(builder, struct.strides, array_type.ndim)[0]
+        base = builder.bitcast(struct.data, cgutils.voidptr_t)
+        moved = builder.gep(base, [builder.mul(index, stride)])
+        return builder.bitcast(moved, struct.data.type)
+
+    return types.CPointer(array.dtype)(array, row), codegen
+
+
+@intrinsic
+def data_pointer(typingctx, array):
+    """Pointer to the first element of a local, shared or global array, in its own address space."""
+    if not isinstance(array, types.Array):
+        return None
+
+    def codegen(context, builder, signature, arguments):
+        return _data_pointer(context, builder, signature.args[0], arguments[0])
+
+    return types.CPointer(array.dtype)(array), codegen
+
+
+def make_load(word: types.Type, lanes: int, result: types.Type) -> Callable:
+    """Return ``load(pointer, k)``: `lanes` numbers of type `word` from word number ``k * lanes``, as one access.
+
+    `result` is a complex type (two lanes), or `word` itself.
+    """
+
+    @intrinsic
+    def load(typingctx, pointer, k):
+        if not isinstance(pointer, types.CPointer) or not isinstance(k, types.Integer):
+            return None
+
+        def codegen(context, builder, signature, arguments):
+            address = _word_address(context, builder, signature, arguments, word, lanes)
+            value = builder.load(address, align=lanes * word.bitwidth // 8)
+            if lanes == 1:
+                return value
+            number = context.make_complex(builder, result)
+            number.real = builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+            number.imag = builder.extract_element(value, ir.Constant(ir.IntType(32), 1))
+            return number._getvalue()
+
+        return result(pointer, k), codegen
+
+    return load
+
+
+def make_store(word: types.Type, lanes: int, source: types.Type) -> Callable:
+    """Return ``store(pointer, k, value)``, the counterpart of `make_load`."""
+
+    @intrinsic
+    def store(typingctx, pointer, k, value):
+        if not isinstance(pointer, types.CPointer) or not isinstance(k, types.Integer):
+            return None
+
+        def codegen(context, builder, signature, arguments):
+            address = _word_address(context, builder, signature, arguments, word, lanes)
+            content = arguments[2]
+            if lanes == 2:
+                number = context.make_complex(builder, source, value=content)
+                vector = ir.Constant(address.type.pointee, ir.Undefined)
+                vector = builder.insert_element(vector, number.real, ir.Constant(ir.IntType(32), 0))
+                content = builder.insert_element(vector, number.imag, ir.Constant(ir.IntType(32), 1))
+            builder.store(content, address, align=lanes * word.bitwidth // 8)
+            return context.get_dummy_value()
+
+        return types.void(pointer, k, source), codegen
+
+    return store
+
+
+def _word_address(context, builder, signature, arguments, word, lanes):
+    index = context.cast(builder, arguments[1], signature.args[1], types.uint64)
+    llvm_word = context.get_value_type(word)
+    target = ir.VectorType(llvm_word, lanes) if lanes > 1 else llvm_word
+    space = arguments[0].type.addrspace
+    typed = builder.bitcast(arguments[0], ir.PointerType(target, space))
+    return builder.gep(typed, [index], inbounds=True)
+
+
+@intrinsic
+def misaligned(typingctx, pointer, bytes_):
+    """Whether an address is no multiple of `bytes_` (a power of two)."""
+    if not isinstance(pointer, types.CPointer):
+        return None
+
+    def codegen(context, builder, signature, arguments):
+        address = builder.ptrtoint(arguments[0], ir.IntType(64))
+        mask = builder.sub(
+            context.cast(builder, arguments[1], signature.args[1], types.int64), ir.Constant(address.type, 1)
+        )
+        return builder.icmp_unsigned("!=", builder.and_(address, mask), ir.Constant(address.type, 0))
+
+    return types.boolean(pointer, bytes_), codegen
+
+
+def make_half_to_float() -> Callable:
+    """Return ``convert(bits)``: the float32 of the float16 in the low 16 bits."""
+
+    @intrinsic
+    def half_to_float(typingctx, bits):
+        if not isinstance(bits, types.Integer):
+            return None
+
+        def codegen(context, builder, signature, arguments):
+            low = builder.trunc(arguments[0], ir.IntType(16)) if signature.args[0].bitwidth > 16 else arguments[0]
+            return builder.fpext(builder.bitcast(low, ir.HalfType()), ir.FloatType())
+
+        return types.float32(bits), codegen
+
+    return half_to_float
+
+
+def make_float_to_half() -> Callable:
+    """Return ``convert(value)``: the float16 nearest to a float32, as an unsigned 64-bit number."""
+
+    @intrinsic
+    def float_to_half(typingctx, value):
+        def codegen(context, builder, signature, arguments):
+            half = builder.fptrunc(arguments[0], ir.HalfType())
+            return builder.zext(builder.bitcast(half, ir.IntType(16)), ir.IntType(64))
+
+        return types.uint64(types.float32), codegen
+
+    return float_to_half
+
+
+def make_call(find_code: Callable, arrays: int) -> Callable:
+    """Return an intrinsic that calls a C function on the addresses of `arrays` arrays, and links its code.
+
+    `find_code()` is asked during lowering, when the architecture is known; it returns an object for Numba's linker
+    whose `request.symbol` is the name to call.
+    """
+
+    def emit(context, builder, signature, arguments):
+        code = find_code()
+        context.active_code_library.add_linking_file(code)
+        pointers = []
+        for array_type, array in zip(signature.args, arguments, strict=True):
+            pointer = _data_pointer(context, builder, array_type, array)
+            if pointer.type.addrspace != _GENERIC:
+                pointer = builder.addrspacecast(pointer, ir.PointerType(pointer.type.pointee), "generic")
+            pointers.append(pointer)
+        function_type = ir.FunctionType(ir.VoidType(), [pointer.type for pointer in pointers])
+        function = cgutils.get_or_insert_function(builder.module, function_type, code.request.symbol)
+        builder.call(function, pointers)
+        return context.get_dummy_value()
+
+    if arrays == 1:
+
+        @intrinsic
+        def call(typingctx, data):
+            return types.void(data), emit
+    else:
+
+        @intrinsic
+        def call(typingctx, data, shared):
+            return types.void(data, shared), emit
+
+    return call

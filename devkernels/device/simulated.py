@@ -1,0 +1,332 @@
+"""Device FFT collectives in NumPy, for Numba's CUDA simulator.
+
+In: a `DeviceFFT` and the arrays of one simulated thread. Out: the same data as on a GPU, in the same places. The
+threads of a row meet at two barriers: each leaves its elements on a table, one transforms, each takes its share.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import numpy as np
+
+from devkernels.errors import ArgumentError, ArgumentTypeError, TargetError
+
+_meeting = threading.Lock()
+
+
+def _thread():
+    """The simulated CUDA thread that runs this."""
+    thread = threading.current_thread()
+    if not hasattr(thread, "threadIdx"):
+        raise TargetError(
+            "a device function was called outside a kernel; call it inside a function decorated with @cuda.jit "
+            "or @devkernels.kernel."
+        )
+    return thread
+
+
+def index(fft, i):
+    """See DeviceFFT.index."""
+    return _thread().threadIdx.x + i * fft.stride if fft.spec.is_block else i
+
+
+def row(fft):
+    """See DeviceFFT.row."""
+    thread = _thread()
+    if not fft.spec.is_block:
+        raise ArgumentError("row() needs execution='Block'.", spec=fft.spec)
+    return thread.blockIdx.x * fft.ffts_per_block + thread.threadIdx.y * fft.implicit_type_batching
+
+
+@functools.cache
+def accept_empty_link() -> None:
+    """Let the simulator's ``cuda.jit`` take ``link=[]``, which has nothing to link; it refuses every list otherwise."""
+    from numba import cuda
+
+    simulated_jit = cuda.jit
+
+    @functools.wraps(simulated_jit)
+    def jit(*arguments, link=None, **options):
+        return simulated_jit(*arguments, link=link or None, **options)
+
+    cuda.jit = jit
+
+
+# -- values and rows --------------------------------------------------------------------------------------------
+
+
+def _complex_dtype(fft) -> type:
+    return np.complex128 if fft.spec.precision == "float64" else np.complex64
+
+
+def _round(fft, values: np.ndarray) -> np.ndarray:
+    """Round to the transform's precision; float16 has no complex dtype, so halves are kept as complex64."""
+    if fft.spec.precision != "float16":
+        return values.astype(_complex_dtype(fft))
+    with np.errstate(over="ignore"):
+        halves = values.astype(np.complex64).view(np.float32).astype(np.float16)
+    return halves.astype(np.float32).view(np.complex64)
+
+
+def pack(fft, first, second):
+    """See DeviceFFT.pack."""
+    if fft.spec.precision != "float16":
+        raise ArgumentTypeError(
+            "pack() is for precision float16; other values are plain complex numbers.", spec=fft.spec
+        )
+    with np.errstate(over="ignore"):
+        halves = np.array([first.real, second.real, first.imag, second.imag]).astype(np.float16)
+    return halves.view(np.uint64)[0]
+
+
+def unpack(fft, value):
+    """See DeviceFFT.unpack."""
+    if fft.spec.precision != "float16":
+        raise ArgumentTypeError(
+            "unpack() is for precision float16; other values are plain complex numbers.", spec=fft.spec
+        )
+    h = np.array([value], dtype=np.uint64).view(np.float16).astype(np.float32)
+    return np.complex64(complex(h[0], h[2])), np.complex64(complex(h[1], h[3]))
+
+
+def _check_thread_data(fft, thread_data) -> None:
+    if np.dtype(thread_data.dtype) != fft.value_type or np.ndim(thread_data) != 1:
+        raise ArgumentTypeError(
+            f"thread_data has dtype {thread_data.dtype} and {np.ndim(thread_data)} axes; make it "
+            f"cuda.local.array(f.storage_size, f.value_type), which is {fft.value_type} here.",
+            spec=fft.spec,
+        )
+    if len(thread_data) < fft.storage_size:
+        raise ArgumentError(
+            f"thread_data has {len(thread_data)} values; this transform needs storage_size = {fft.storage_size}.",
+            spec=fft.spec,
+        )
+
+
+def _is_real(fft, side: str) -> bool:
+    return (fft.spec.fft_type, side) in (("r2c", "input"), ("c2r", "output"))
+
+
+def _length(fft, side: str) -> int:
+    return fft.input_length if side == "input" else fft.output_length
+
+
+def _columns(fft, side: str):
+    """(slot, position) of this thread's elements on one side."""
+    first, step = (_thread().threadIdx.x, fft.stride) if fft.spec.is_block else (0, 1)
+    return enumerate(range(first, _length(fft, side), step))
+
+
+def _get(fft, thread_data, side: str, slot: int) -> np.ndarray:
+    """The element in `slot` for each row that shares the value: complex, or two reals as one complex if folded."""
+    if _is_real(fft, side) and fft.spec.real_mode == "normal":
+        kind = {"float16": np.float16, "float32": np.float32, "float64": np.float64}[fft.spec.precision]
+        lanes = fft.implicit_type_batching
+        return np.asarray(thread_data).view(kind)[slot * lanes : (slot + 1) * lanes].astype(_complex_dtype(fft))
+    value = thread_data[slot]
+    return np.array(unpack(fft, value) if fft.spec.precision == "float16" else [value], dtype=_complex_dtype(fft))
+
+
+def _put(fft, thread_data, side: str, slot: int, values: np.ndarray) -> None:
+    """Counterpart of `_get`."""
+    if _is_real(fft, side) and fft.spec.real_mode == "normal":
+        kind = {"float16": np.float16, "float32": np.float32, "float64": np.float64}[fft.spec.precision]
+        lanes = fft.implicit_type_batching
+        with np.errstate(over="ignore"):
+            np.asarray(thread_data).view(kind)[slot * lanes : (slot + 1) * lanes] = values.real.astype(kind)
+    else:
+        thread_data[slot] = pack(fft, *values) if fft.spec.precision == "float16" else values[0]
+
+
+# -- the transform itself ---------------------------------------------------------------------------------------
+
+
+def transform(fft, values: np.ndarray) -> np.ndarray:
+    """Transform one row as the device function does: element order and layouts of both sides, no scaling."""
+    spec, n = fft.spec, fft.size
+    wide = values.astype(np.complex128)
+    if spec.fft_type == "c2c":
+        out = np.fft.fft(wide) if spec.direction == "forward" else np.fft.ifft(wide) * n
+    elif spec.fft_type == "r2c":
+        samples = wide.view(np.float64) if spec.real_mode == "folded" else wide.real
+        half = np.fft.rfft(samples)
+        if spec.layout == "packed":
+            out = half[:-1].copy()
+            out[0] = complex(half[0].real, half[-1].real)
+        else:
+            out = half if spec.layout == "natural" else np.fft.fft(samples)
+    else:
+        half = wide[: n // 2 + 1]
+        if spec.layout == "packed":
+            half = np.append(wide, wide[0].imag)
+            half[0] = wide[0].real
+        samples = np.fft.irfft(half, n) * n
+        out = samples.view(np.complex128) if spec.real_mode == "folded" else samples.astype(np.complex128)
+    return _round(fft, out)
+
+
+def call(fft, *arrays) -> None:
+    """Run ``f(...)``; see devkernels.fft for the forms."""
+    if not fft.spec.is_block:
+        if len(arrays) != 1:
+            raise ArgumentError(f"a thread FFT takes f(thread_data); got {len(arrays)} arrays.", spec=fft.spec)
+        _thread_fft(fft, arrays[0])
+    elif len(arrays) == 1:
+        _shared_fft(fft, arrays[0])
+    elif len(arrays) == 2:
+        _register_fft(fft, arrays[0])
+    else:
+        raise ArgumentError(
+            f"a block FFT takes f(thread_data, shared_mem) or f(shared_mem); got {len(arrays)} arrays.", spec=fft.spec
+        )
+
+
+def _thread_fft(fft, thread_data) -> None:
+    _check_thread_data(fft, thread_data)
+    batch = fft.implicit_type_batching
+    rows = np.zeros((batch, fft.input_length), dtype=_complex_dtype(fft))
+    for k in range(fft.input_length):
+        rows[:, k] = _get(fft, thread_data, "input", k)
+    out = np.array([transform(fft, r) for r in rows])
+    for k in range(fft.output_length):
+        _put(fft, thread_data, "output", k, out[:, k])
+
+
+class _Table:
+    """Where the threads of a block leave their elements for one collective call."""
+
+    def __init__(self):
+        self.input: dict[int, np.ndarray] = {}
+        self.output: dict[int, np.ndarray] = {}
+
+
+def _table(thread) -> _Table:
+    """The table of this thread's next collective call; every thread of the block counts its own calls."""
+    number = thread.__dict__.get("_devkernels_calls", 0)
+    thread._devkernels_calls = number + 1
+    with _meeting:
+        tables = thread._manager.__dict__.setdefault("_devkernels_tables", {})
+        tables.pop(number - 2, None)  # everyone has left the call before the last
+        return tables.setdefault(number, _Table())
+
+
+def _register_fft(fft, thread_data) -> None:
+    _check_thread_data(fft, thread_data)
+    thread = _thread()
+    table, y = _table(thread), thread.threadIdx.y
+    with _meeting:
+        rows = table.input.setdefault(
+            y, np.zeros((fft.implicit_type_batching, fft.input_length), dtype=_complex_dtype(fft))
+        )
+    for slot, k in _columns(fft, "input"):
+        rows[:, k] = _get(fft, thread_data, "input", slot)
+    thread.syncthreads()
+    if thread.threadIdx.x == 0:
+        table.output[y] = np.array([transform(fft, r) for r in rows])
+    thread.syncthreads()
+    for slot, k in _columns(fft, "output"):
+        _put(fft, thread_data, "output", slot, table.output[y][:, k])
+
+
+def _shared_fft(fft, shared_mem) -> None:
+    thread = _thread()
+    if np.asarray(shared_mem).nbytes < fft.shared_io_size:
+        raise ArgumentError(
+            f"shared_mem has {np.asarray(shared_mem).nbytes} bytes; f(shared_mem) needs shared_io_size = "
+            f"{fft.shared_io_size}.",
+            spec=fft.spec,
+        )
+    thread.syncthreads()
+    if thread.threadIdx.x == 0 and thread.threadIdx.y == 0:
+        memory = np.asarray(shared_mem)
+        value = memory.view(fft.value_type) if memory.dtype != fft.value_type else memory
+        groups = fft.ffts_per_block // fft.implicit_type_batching
+        batch, results = fft.implicit_type_batching, []
+        for g in range(groups):
+            source = _row_view(fft, value, "input", g)
+            rows = np.array([_get(fft, source, "input", k) for k in range(fft.input_length)]).T
+            results.append([transform(fft, rows[b]) for b in range(batch)])
+        for g in range(groups):
+            sink = _row_view(fft, value, "output", g)
+            for k in range(fft.output_length):
+                _put(fft, sink, "output", k, np.array([results[g][b][k] for b in range(batch)]))
+    thread.syncthreads()
+
+
+def _row_view(fft, value: np.ndarray, side: str, group: int) -> np.ndarray:
+    """Row `group` of shared memory, as values that `_get` and `_put` understand."""
+    kind = fft.input_type if side == "input" else fft.output_type
+    row_bytes = _length(fft, side) * kind.itemsize
+    raw = value.view(np.uint8)[group * row_bytes :]
+    return raw[: len(raw) // value.itemsize * value.itemsize].view(value.dtype)
+
+
+# -- rows of global arrays --------------------------------------------------------------------------------------
+
+
+def check_rows(fft, x, side: str, name: str) -> None:
+    """Raise ArgumentTypeError unless `x` can be one side of this transform."""
+    wanted, axes = row_type(fft, side)
+    if np.dtype(x.dtype) != wanted or len(x.shape) != axes:
+        shape = "(rows, length)" if axes == 2 else "(rows, length, 2)"
+        raise ArgumentTypeError(
+            f"{name} has dtype {x.dtype} and {len(x.shape)} axes; this {side} needs {wanted} of shape {shape}.",
+            spec=fft.spec,
+        )
+
+
+def row_type(fft, side: str) -> tuple[np.dtype, int]:
+    """Dtype and number of axes of the global array on one side."""
+    if fft.spec.precision == "float16":
+        return np.dtype(np.float16), 2 if _is_real(fft, side) else 3
+    real = {"float32": np.float32, "float64": np.float64}[fft.spec.precision]
+    return np.dtype(real if _is_real(fft, side) else _complex_dtype(fft)), 2
+
+
+def _element(fft, x, r: int, k: int, real: bool) -> complex:
+    """Element k of row r of a global array, zero outside of it."""
+    if not (0 <= r < x.shape[0]):
+        return 0.0
+    if not real:
+        if k >= x.shape[1]:
+            return 0.0
+        return complex(x[r, k, 0], x[r, k, 1]) if len(x.shape) == 3 else x[r, k]
+    if fft.spec.real_mode == "normal":
+        return x[r, k] if k < x.shape[1] else 0.0
+    pair = [float(x[r, j]) if j < x.shape[1] else 0.0 for j in (2 * k, 2 * k + 1)]
+    return complex(*pair)
+
+
+def load(fft, x, r, thread_data) -> None:
+    """See DeviceFFT.load."""
+    check_rows(fft, x, "input", "x")
+    _check_thread_data(fft, thread_data)
+    real = _is_real(fft, "input")
+    for slot, k in _columns(fft, "input"):
+        values = [_element(fft, x, int(r) + b, k, real) for b in range(fft.implicit_type_batching)]
+        _put(fft, thread_data, "input", slot, np.array(values, dtype=_complex_dtype(fft)))
+
+
+def store(fft, thread_data, y, r) -> None:
+    """See DeviceFFT.store."""
+    check_rows(fft, y, "output", "y")
+    _check_thread_data(fft, thread_data)
+    real = _is_real(fft, "output")
+    for slot, k in _columns(fft, "output"):
+        for b, value in enumerate(_get(fft, thread_data, "output", slot)):
+            rr = int(r) + b
+            if not (0 <= rr < y.shape[0]):
+                continue
+            if real and fft.spec.real_mode == "folded":
+                for j, part in ((2 * k, value.real), (2 * k + 1, value.imag)):
+                    if j < y.shape[1]:
+                        y[rr, j] = part
+            elif k < y.shape[1]:
+                if real:
+                    y[rr, k] = value.real
+                elif len(y.shape) == 3:
+                    y[rr, k, 0], y[rr, k, 1] = value.real, value.imag
+                else:
+                    y[rr, k] = value
