@@ -18,8 +18,13 @@ _target.select_home()
 _PUBLIC = {
     "DeviceFFT": "devkernels.device.fft",
     "DevkernelsError": "devkernels.errors",
+    "KernelImage": "devkernels.compiler.image",
+    "Launcher": "devkernels.launch",
     "Target": "devkernels.target",
+    "compile": "devkernels.compiler.kernel",
     "fft": "devkernels.device.fft",
+    "kernel": "devkernels.launch",
+    "load_image": "devkernels.launch",
 }
 
 __all__ = ["__version__", *_PUBLIC]
@@ -38,5 +43,9 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from devkernels.compiler.image import KernelImage
+    from devkernels.compiler.kernel import compile
+    from devkernels.device.fft import DeviceFFT, fft
     from devkernels.errors import DevkernelsError
+    from devkernels.launch import Launcher, kernel, load_image
     from devkernels.target import Target

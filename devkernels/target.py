@@ -6,11 +6,14 @@ limits of an architecture. No CUDA library is imported here; a driver is looked 
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import ctypes
 import functools
 import os
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from devkernels import config
@@ -186,8 +189,31 @@ def simulating() -> bool:
     return home().kind == "sim"
 
 
+_compiling_for: contextvars.ContextVar[Target | None] = contextvars.ContextVar("devkernels_target", default=None)
+
+
+@contextlib.contextmanager
+def compile_for(target: Target) -> Iterator[Target]:
+    """Within this block, what this thread compiles is for `target`, whatever device is current."""
+    token = _compiling_for.set(target)
+    try:
+        yield target
+    finally:
+        _compiling_for.reset(token)
+
+
+def compiling_for() -> Target | None:
+    """The architecture of the compilation that this thread is in, or None outside of one."""
+    return _compiling_for.get()
+
+
 def current_target() -> Target:
-    """The architecture to build for when the caller names none: the current device's, else the home's, else sm_90."""
+    """The architecture to build for when the caller names none.
+
+    That of the compilation in progress, else the current device's, else the home's, else sm_90.
+    """
+    if (target := compiling_for()) is not None:
+        return target
     here = home()
     if here.architecture is not None:
         return here.architecture

@@ -1,0 +1,60 @@
+"""Streams of every library as the integer that the driver wants.
+
+In: a stream of CuPy, torch, Numba, cuda.core or an integer; or an array, for its library's current stream. Libraries
+are touched only if the program has imported them already.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from devkernels.errors import ArgumentTypeError
+
+LEGACY_DEFAULT = 1  # CU_STREAM_LEGACY: the default stream, said explicitly
+
+
+def handle(stream: Any) -> int | None:
+    """Integer handle of a stream; None (current stream of the arrays' library) for None and for 0.
+
+    Numba writes "no stream given" as 0, and so does every launch configuration made for both; the legacy default stream
+    is 1 (CU_STREAM_LEGACY) when it is really meant.
+    """
+    if stream is None:
+        return None
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        if stream < 0:
+            raise ArgumentTypeError(f"stream={stream} is not the handle of a stream.")
+        return stream or None
+    if hasattr(stream, "__cuda_stream__"):
+        protocol = stream.__cuda_stream__
+        return int((protocol() if callable(protocol) else protocol)[1]) or LEGACY_DEFAULT
+    for attribute in ("cuda_stream", "ptr", "handle"):  # torch; CuPy; Numba and cuda.core
+        value = getattr(stream, attribute, None)
+        if value is not None:
+            return int(getattr(value, "value", value) or 0) or LEGACY_DEFAULT
+    raise ArgumentTypeError(
+        f"stream is a {type(stream).__module__}.{type(stream).__qualname__}; give a stream of CuPy, torch, Numba or "
+        f"cuda.core, its handle as an integer, or None for the current stream of the arrays' library."
+    )
+
+
+def current_cupy() -> Callable[[], int]:
+    """A function that gives CuPy's current stream in this thread."""
+    try:
+        from cupy_backends.cuda.stream import get_current_stream_ptr
+    except ImportError:
+        import cupy
+
+        return lambda: cupy.cuda.get_current_stream().ptr
+    return get_current_stream_ptr
+
+
+def current_torch(device: int) -> Callable[[], int]:
+    """A function that gives torch's current stream of a device in this thread."""
+    torch = sys.modules["torch"]
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if raw is None:
+        return lambda: torch.cuda.current_stream(device).cuda_stream
+    return lambda: raw(device)

@@ -1,0 +1,82 @@
+"""Which libraries would compile here: a part of every cache key, read without importing or loading any of them.
+
+In: the metadata of installed packages, and of a toolkit that provides what no package does. Out: plain dicts.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+from devkernels._version import __version__
+
+# Role -> distributions that can fill it. All that are installed count: which one is loaded is decided later.
+_PACKAGES = {
+    "numba": ("numba",),
+    "numba-cuda": ("numba-cuda",),
+    "llvmlite": ("llvmlite",),
+    "numpy": ("numpy",),
+    "nvmath": ("nvmath-python",),
+    "cuda-core": ("cuda-core",),
+    "libmathdx": ("nvidia-libmathdx-cu12", "nvidia-libmathdx-cu13"),
+    "nvrtc": ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc"),
+    "nvvm": ("nvidia-cuda-nvcc-cu12", "nvidia-nvvm"),
+    "nvjitlink": ("nvidia-nvjitlink-cu12", "nvidia-nvjitlink"),
+}
+_FROM_TOOLKIT = ("nvrtc", "nvvm", "nvjitlink")
+FOR_FUNCTIONS = ("devkernels", "libmathdx", "nvrtc")  # what the LTO-IR of a library function depends on
+
+
+@functools.cache
+def libraries() -> dict[str, str]:
+    """Versions of everything that takes part in compiling; an empty string for what is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"devkernels": f"{__version__}+{source_digest()[:16]}", "python": ".".join(map(str, sys.version_info[:3]))}
+    for role, names in _PACKAGES.items():
+        versions = []
+        for name in names:
+            try:
+                versions.append(f"{name} {version(name)}")
+            except PackageNotFoundError:
+                continue
+        found[role] = ", ".join(versions)
+    if any(not found[role] for role in _FROM_TOOLKIT):
+        found["toolkit"] = _toolkit()
+    return found
+
+
+def for_functions() -> dict[str, str]:
+    """Those versions that the LTO-IR of a device function depends on, whatever kernel calls it.
+
+    The source of devkernels is left out (its version stays in): a function is described by its request alone.
+    """
+    chosen = {role: libraries().get(role, "") for role in (*FOR_FUNCTIONS, "toolkit")}
+    return chosen | {"devkernels": __version__}
+
+
+@functools.cache
+def source_digest() -> str:
+    """Digest of this package's own Python files, so that an edited checkout never meets its older kernels."""
+    root = Path(__file__).parent
+    state = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        state.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return state.hexdigest()
+
+
+def _toolkit() -> str:
+    """Identity of a CUDA toolkit that is installed as a whole: its version file, where one is found."""
+    for folder in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        if not folder:
+            continue
+        for name in ("version.json", "version.txt"):
+            try:
+                content = (Path(folder) / name).read_bytes()
+            except OSError:
+                continue
+            return f"{Path(folder).resolve()} {hashlib.sha256(content).hexdigest()[:16]}"
+    return ""
