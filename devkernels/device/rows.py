@@ -24,7 +24,7 @@ def _inline(function):
     return cuda.jit(device=True, forceinline=True)(function)
 
 
-# -- where this thread's elements lie --------------------------------------------------------------------------------
+# -- where this thread's elements lie ---------------------------------------------------------------------------
 
 
 def make_index(fft):
@@ -42,7 +42,7 @@ def make_row(fft):
 
 
 def _first(fft):
-    """This thread's first position in a row."""
+    """Return a function that gives the first position of a thread in its row."""
     if fft.spec.is_block:
         return _inline(lambda: u32(cuda.threadIdx.x))
     return _inline(lambda: u32(0))
@@ -109,7 +109,7 @@ def make_store(fft, strided: bool):
     return {"complex": _store_complex, "real": _store_real, "pair": _store_pairs}[kind](fft, strided)
 
 
-# -- complex values ---------------------------------------------------------------------------------------------------
+# -- complex values ---------------------------------------------------------------------------------------------
 
 
 def _load_complex(fft, strided):
@@ -163,7 +163,7 @@ def _store_complex(fft, strided):
     return _inline(store_strided if strided else store)
 
 
-# -- reals, one per slot: thread_data seen as an array of reals ---------------------------------------------------------
+# -- reals, one per slot: thread_data seen as an array of reals -------------------------------------------------
 
 
 def _load_real(fft, strided):
@@ -288,7 +288,7 @@ def _store_pairs(fft, strided):
     return _inline(store_strided if strided else store)
 
 
-# -- float16: rows r and r + 1 side by side ------------------------------------------------------------------------------
+# -- float16: rows r and r + 1 side by side ---------------------------------------------------------------------
 #
 # A value of two rows is re, re, im, im (16 bits each, the lower row first); a real sample of two rows is 32 bits.
 

@@ -14,6 +14,7 @@ import numpy as np
 from devkernels.errors import ArgumentError, ArgumentTypeError, TargetError
 
 _meeting = threading.Lock()
+_ONLY_HALF = "{} is for precision float16; other values are plain complex numbers."
 
 
 def _thread():
