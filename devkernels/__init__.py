@@ -22,9 +22,12 @@ _PUBLIC = {
     "Launcher": "devkernels.launch",
     "Target": "devkernels.target",
     "compile": "devkernels.compiler.kernel",
+    "device_function": "devkernels.device.inline",
     "fft": "devkernels.device.fft",
     "kernel": "devkernels.launch",
     "load_image": "devkernels.launch",
+    "make_spectral_filter": "devkernels.kernels.spectral_filter",
+    "spectral_filter": "devkernels.kernels.spectral_filter",
 }
 
 __all__ = ["__version__", *_PUBLIC]
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
     from devkernels.compiler.image import KernelImage
     from devkernels.compiler.kernel import compile
     from devkernels.device.fft import DeviceFFT, fft
+    from devkernels.device.inline import device_function
     from devkernels.errors import DevkernelsError
+    from devkernels.kernels.spectral_filter import make_spectral_filter, spectral_filter
     from devkernels.launch import Launcher, kernel, load_image
     from devkernels.target import Target

@@ -212,7 +212,7 @@ def _store_real(fft, strided):
     return _inline(store_strided if strided else store)
 
 
-# -- pairs of reals (folded mode): 8- or 16-byte accesses where the row starts on such an address -----------------------
+# -- pairs of reals (folded mode): 8- or 16-byte accesses where the row starts on such an address ---------------------
 
 
 def _load_pairs(fft, strided):

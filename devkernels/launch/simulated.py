@@ -56,7 +56,7 @@ class SimulatedLaunch:
                 _check_kind(self._owner.__name__, name, value)
         else:
             values = tuple(map(self._converted, self._parameters, values))
-        self._owner.simulated()[self.grid, self.block, 0, self.shared_bytes](*values)
+        self._owner.simulated()[self.grid, self.block, 0, self.shared_bytes](*map(_resident, values))
 
     def bind(self, *values: Any) -> Any:
         """A callable that launches with these arguments."""
@@ -83,6 +83,16 @@ class SimulatedLaunch:
             raise ArgumentError(
                 f"Kernel {kernel}: argument {parameter.name}={value!r} does not fit {parameter}.", spec=parameter
             ) from None
+
+
+def _resident(value: Any) -> Any:
+    """Hand an array to the simulator as one of its device arrays: as on a GPU, views with gaps are welcome then."""
+    import numpy
+    from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+
+    if isinstance(value, tuple):
+        return tuple(map(_resident, value))
+    return FakeCUDAArray(value) if isinstance(value, numpy.ndarray) else value
 
 
 def _check_kind(kernel: str, name: str, value: Any) -> None:

@@ -1,0 +1,1 @@
+"""Ready kernels, built only from the package's public pieces."""

@@ -1,0 +1,173 @@
+"""Arrays of NumPy, CuPy and torch as a ready kernel sees them: rows along the last axis, and results of the same kind.
+
+In: a caller's array. Out: its library, dtype name, device, a view of it as (rows, length), and new arrays like it.
+CuPy and torch are touched only if the caller's program has imported them. Nothing of the caller's is ever changed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from devkernels import target
+from devkernels.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, MissingDependencyError, TargetError
+
+
+def library(array: Any, name: str) -> str:
+    """``numpy``, ``cupy`` or ``torch``; anything else is an ArgumentTypeError."""
+    if isinstance(array, np.ndarray):
+        return "numpy"
+    for known in ("cupy", "torch"):
+        module = sys.modules.get(known)
+        if module is not None and isinstance(array, module.ndarray if known == "cupy" else module.Tensor):
+            return known
+    kind = f"{type(array).__module__}.{type(array).__qualname__}"
+    raise ArgumentTypeError(f"{name} is a {kind}; pass an array of NumPy, CuPy or torch.", spec=name)
+
+
+@dataclass(frozen=True)
+class Described:
+    """What can be said of an array without its library; strides are in bytes."""
+
+    library: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: str  # "host", or "cuda:0" and the like
+    pointer: int
+    itemsize: int
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First byte and one past the last."""
+        if 0 in self.shape:
+            return self.pointer, self.pointer
+        reach = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
+        low = sum(r for r in reach if r < 0)
+        high = sum(r for r in reach if r > 0)
+        return self.pointer + low, self.pointer + high + self.itemsize
+
+
+def describe(array: Any, name: str) -> Described:
+    """Read an array's library, dtype, shape, strides, device and address."""
+    kind = library(array, name)
+    if kind == "torch":
+        if array.layout is not sys.modules["torch"].strided:
+            raise ArgumentTypeError(f"{name} is a {array.layout} tensor; pass a dense one.", spec=name)
+        if array.is_conj() or array.is_neg():
+            raise ArgumentError(
+                f"{name} is a lazy conjugate or negation; pass {name}.resolve_conj().resolve_neg().", spec=name
+            )
+        size = array.element_size()
+        strides = tuple(s * size for s in array.stride())
+        device = "host" if array.device.type == "cpu" else f"{array.device.type}:{array.device.index}"
+        dtype = str(array.dtype).removeprefix("torch.")
+        return Described(kind, dtype, tuple(array.shape), strides, device, array.data_ptr(), size)
+    device = "host" if kind == "numpy" else f"cuda:{array.device.id}"
+    pointer = array.ctypes.data if kind == "numpy" else array.data.ptr
+    return Described(kind, array.dtype.name, array.shape, array.strides, device, pointer, array.dtype.itemsize)
+
+
+def check_same_device(first: Described, second: Described, names: tuple[str, str]) -> None:
+    """Raise DeviceMismatchError unless two arrays can take part in one launch."""
+    if first.library != second.library:
+        raise DeviceMismatchError(
+            f"{names[0]} is an array of {first.library} and {names[1]} one of {second.library}; pass both of one library.",
+            spec=names,
+        )
+    if first.device != second.device:
+        raise DeviceMismatchError(
+            f"{names[0]} is on {first.device} and {names[1]} on {second.device}; move one of them.", spec=names
+        )
+
+
+def overlap(first: Described, second: Described) -> bool:
+    """Whether the memory spans of two arrays intersect without being the same array."""
+    if (first.pointer, first.shape, first.strides) == (second.pointer, second.shape, second.strides):
+        return False
+    (a, b), (c, d) = first.span, second.span
+    return first.device == second.device and a < d and c < b
+
+
+def as_rows(array: Any, tail: int, name: str, copy: bool) -> Any:
+    """View of (..., length[, 2]) as (rows, length[, 2]); `tail` counts the axes that stay.
+
+    Leading axes that cannot be merged without moving data are copied if `copy`, else refused.
+    """
+    shape = tuple(array.shape)
+    wanted = (int(np.prod(shape[: len(shape) - tail], dtype=np.int64)), *shape[len(shape) - tail :])
+    if shape == wanted:
+        return array
+    if library(array, name) == "torch":
+        try:
+            return array.view(wanted)
+        except RuntimeError:
+            rows = array.reshape(wanted)
+    else:
+        rows = array.reshape(wanted)
+        mine = describe(array, name).span
+        theirs = describe(rows, name).span
+        if mine[0] <= theirs[0] and theirs[1] <= mine[1]:
+            return rows
+    if not copy:
+        raise ArgumentError(
+            f"{name} has shape {shape} with leading axes that do not lie evenly in memory; pass a contiguous array.",
+            spec=name,
+        )
+    return rows
+
+
+def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """New uninitialised array of `like`'s library and device, C-contiguous."""
+    kind = library(like, "x")
+    if kind == "torch":
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+    if kind == "cupy":
+        with like.device:
+            return sys.modules["cupy"].empty(shape, dtype=dtype)
+    return np.empty(shape, dtype=dtype)
+
+
+def cast(array: Any, dtype: str) -> Any:
+    """The array in another dtype, C-contiguous; itself if it is so already."""
+    if library(array, "array") == "torch":
+        return array.to(getattr(sys.modules["torch"], dtype)).contiguous()
+    return (np if isinstance(array, np.ndarray) else sys.modules["cupy"]).ascontiguousarray(array, dtype=dtype)
+
+
+def run_where_kernels_live(arrays: dict[str, Any], launch: Callable[..., None], outputs: tuple[str, ...]) -> None:
+    """Call ``launch(**arrays)`` on arrays that this process's kernels can reach.
+
+    Device arrays go as they are. Host arrays are the simulator's own; where kernels run on a GPU they are copied
+    there and the arrays named in `outputs` are copied back, synchronously.
+    """
+    here = target.home()
+    on_host = all(describe(a, n).device == "host" for n, a in arrays.items())
+    if here.kind == "aot":
+        raise TargetError(
+            f"this process only compiles ({here.reason}); run kernels in the simulator (DEVKERNELS_TARGET=sim) or on a GPU."
+        )
+    if here.kind == "sim":
+        if not on_host:
+            raise TargetError("this process runs kernels in the simulator, which cannot reach arrays on a GPU.")
+        launch(**{n: a.numpy() if library(a, n) == "torch" else a for n, a in arrays.items()})
+        return
+    if not on_host:
+        launch(**arrays)
+        return
+    try:
+        import cupy
+    except ImportError:
+        raise MissingDependencyError(
+            "arrays on the host need CuPy to be taken to the GPU; install devkernels[cu12] or devkernels[cu13]."
+        ) from None
+    host = {n: a.numpy() if library(a, n) == "torch" else a for n, a in arrays.items()}
+    there = {n: cupy.empty(a.shape, a.dtype) if n in outputs else cupy.asarray(a) for n, a in host.items()}
+    launch(**there)
+    for name in outputs:
+        host[name][...] = there[name].get()

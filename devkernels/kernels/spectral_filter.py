@@ -1,0 +1,427 @@
+"""A filter in the frequency domain as one kernel: ``y = ifft(fft(x) * H)`` along the last axis.
+
+In: rows of samples, and H as an array or as a device function. Out: filtered rows. Forward transform, product and
+inverse transform stay on chip: x is read once and y written once. Built from `devkernels.fft` and `devkernels.kernel`
+alone, so that it can be read as an example.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from devkernels.device.fft import DeviceFFT, fft
+from devkernels.device.inline import device_function
+from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedSizeError
+from devkernels.kernels import arrays
+from devkernels.launch.jit import kernel
+from devkernels.spec import whole_number
+
+_PRECISION = {"float16": "float16", "complex32": "float16", "float32": "float32", "complex64": "float32",
+              "float64": "float64", "complex128": "float64"}  # fmt: skip
+_FILTER_COMPLEX = {"float16": "complex64", "float32": "complex64", "float64": "complex128"}
+_FILTER_REAL = {"float16": "float32", "float32": "float32", "float64": "float64"}
+
+
+def _dtype_name(dtype: object) -> str:
+    name = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else np.dtype(dtype).name
+    if name not in _PRECISION:
+        raise SpecError(f"dtype={dtype!r} is not supported; use one of {', '.join(_PRECISION)}.")
+    return name
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """How arrays of one dtype are laid out."""
+
+    dtype: str
+
+    @property
+    def stored(self) -> str:
+        """Dtype of the elements in memory: complex32 is pairs of float16."""
+        return "float16" if self.dtype == "complex32" else self.dtype
+
+    @property
+    def tail(self) -> int:
+        """Axes of one row."""
+        return 2 if self.dtype == "complex32" else 1
+
+    @property
+    def real(self) -> bool:
+        """Whether samples are real."""
+        return self.dtype.startswith("float")
+
+
+def _forward(size: int, dtype: str, sm: object, ffts_per_block: object, elements_per_thread: object) -> DeviceFFT:
+    rows = _Rows(dtype)
+    knobs = dict(
+        precision=_PRECISION[dtype], sm=sm, ffts_per_block=ffts_per_block, elements_per_thread=elements_per_thread
+    )
+    if not rows.real:
+        return fft(fft_type="c2c", size=size, direction="forward", **knobs)
+    # Folded mode transforms N reals as N/2 complex values; it exists for powers of two.
+    folded = size >= 4 and size & (size - 1) == 0
+    options = {"complex_layout": "natural", "real_mode": "folded" if folded else "normal"}
+    return fft(fft_type="r2c", size=size, real_fft_options=options, **knobs)
+
+
+# -- the middle of the kernel: multiply the spectrum, scaled so that the pair of transforms is the identity -------------
+
+
+def _multiply_by_array(forward: DeviceFFT) -> Callable:
+    """Device function ``f(thread_data, h, row)`` for values that are complex numbers."""
+    slots, bins = -(-forward.output_length // forward.stride), forward.output_length
+    scale = forward.precision(1 / forward.scale)
+
+    def apply(thread_data, h, row):
+        for i in range(slots):
+            k = forward.index(i)
+            if k < bins:
+                thread_data[i] = thread_data[i] * (h[row, k] * scale)
+
+    return device_function(apply)
+
+
+def _multiply_by_row(forward: DeviceFFT, inverse: DeviceFFT) -> Callable:
+    """As `_multiply_by_array` for a complex h of the data's precision: read by the inverse's own wide loads."""
+    slots, storage, value_type = -(-forward.output_length // forward.stride), forward.storage_size, forward.value_type
+    scale = forward.precision(1 / forward.scale)
+
+    def apply(thread_data, h, row):
+        factors = cuda.local.array(storage, value_type)
+        inverse.load(h, row, factors)
+        for i in range(slots):
+            thread_data[i] = thread_data[i] * factors[i] * scale
+
+    return device_function(apply)
+
+
+def _multiply_halves(forward: DeviceFFT) -> Callable:
+    """As `_multiply_by_array` for float16: one value holds rows r and r + 1, arithmetic is in float32."""
+    slots, bins = -(-forward.output_length // forward.stride), forward.output_length
+    scale = np.float32(1 / forward.scale)
+
+    def apply(thread_data, h, row, other):
+        for i in range(slots):
+            k = forward.index(i)
+            if k < bins:
+                first, second = forward.unpack(thread_data[i])
+                thread_data[i] = forward.pack(first * (h[row, k] * scale), second * (h[other, k] * scale))
+
+    return device_function(apply)
+
+
+def _apply_function(forward: DeviceFFT, op: Callable) -> Callable:
+    """Device function ``f(thread_data)`` that puts every value of the spectrum through the user's ``op(X, k)``."""
+    slots, bins = -(-forward.output_length // forward.stride), forward.output_length
+    op = device_function(op)
+    if forward.spec.precision == "float16":
+        scale = np.float32(1 / forward.scale)
+
+        def apply(thread_data):
+            for i in range(slots):
+                k = forward.index(i)
+                if k < bins:
+                    first, second = forward.unpack(thread_data[i])
+                    thread_data[i] = forward.pack(op(first, k) * scale, op(second, k) * scale)
+    else:
+        scale = forward.precision(1 / forward.scale)
+
+        def apply(thread_data):
+            for i in range(slots):
+                k = forward.index(i)
+                if k < bins:
+                    thread_data[i] = op(thread_data[i], k) * scale
+
+    return device_function(apply)
+
+
+# -- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def _array_kernel(forward: DeviceFFT, wide: bool):
+    inverse = forward.inverse()
+    storage, value_type = forward.storage_size, forward.value_type
+    if forward.spec.precision == "float16":
+        apply = _multiply_halves(forward)
+
+        def spectral_filter(x, h, y):
+            thread_data = cuda.local.array(storage, value_type)
+            shared_mem = cuda.shared.array(0, value_type)
+            row = forward.row()
+            forward.load(x, row, thread_data)
+            forward(thread_data, shared_mem)
+            # One filter for all rows has one row; rows past the end of the batch read any row and are not stored.
+            apply(thread_data, h, min(row, h.shape[0] - 1), min(row + 1, h.shape[0] - 1))
+            inverse(thread_data, shared_mem)
+            inverse.store(thread_data, y, row)
+    else:
+        apply = _multiply_by_row(forward, inverse) if wide else _multiply_by_array(forward)
+
+        def spectral_filter(x, h, y):
+            thread_data = cuda.local.array(storage, value_type)
+            shared_mem = cuda.shared.array(0, value_type)
+            row = forward.row()
+            forward.load(x, row, thread_data)
+            forward(thread_data, shared_mem)
+            apply(thread_data, h, min(row, h.shape[0] - 1))
+            inverse(thread_data, shared_mem)
+            inverse.store(thread_data, y, row)
+
+    return kernel(spectral_filter, launch_bounds=_threads(forward))
+
+
+def _function_kernel(forward: DeviceFFT, op: Callable):
+    inverse = forward.inverse()
+    storage, value_type = forward.storage_size, forward.value_type
+    apply = _apply_function(forward, op)
+
+    def spectral_filter(x, y):
+        thread_data = cuda.local.array(storage, value_type)
+        shared_mem = cuda.shared.array(0, value_type)
+        row = forward.row()
+        forward.load(x, row, thread_data)
+        forward(thread_data, shared_mem)
+        apply(thread_data)
+        inverse(thread_data, shared_mem)
+        inverse.store(thread_data, y, row)
+
+    return kernel(spectral_filter, launch_bounds=_threads(forward))
+
+
+def _threads(forward: DeviceFFT) -> int:
+    x, y, z = forward.block_dim
+    return x * y * z
+
+
+class SpectralFilter:
+    """A planned spectral filter; made by `make_spectral_filter`, which documents it."""
+
+    def __init__(self, size: int, dtype: str, forward: DeviceFFT, op: Callable | None):
+        self.size, self.dtype, self.fft, self.op = size, dtype, forward, op
+        self._rows = _Rows(dtype)
+        self._kernels: dict[object, Any] = {}
+
+    @property
+    def bins(self) -> int:
+        """Values of H: the frequencies of ``numpy.fft.fft``, or of ``rfft`` for real data."""
+        return self.fft.output_length
+
+    def __repr__(self) -> str:
+        what = "device function" if self.op is not None else f"{self.bins} values of H"
+        return f"<SpectralFilter size {self.size}, {self.dtype}, {what}, {self.fft!r}>"
+
+    def kernel(self, filter_dtype: str | None = None):
+        """Return the kernel that filters with an H of `filter_dtype`, or with the device function."""
+        if filter_dtype not in self._kernels:
+            if self.op is not None:
+                self._kernels[filter_dtype] = _function_kernel(self.fft, self.op)
+            else:
+                wide = filter_dtype == _FILTER_COMPLEX[_PRECISION[self.dtype]]
+                self._kernels[filter_dtype] = _array_kernel(self.fft, wide)
+        return self._kernels[filter_dtype]
+
+    def __call__(self, x: Any, H: Any = None, *, out: Any = None, stream: Any = None) -> Any:
+        """Filter every row of `x`; see `make_spectral_filter`."""
+        seen = self._check_rows(x, "x")
+        rows = arrays.as_rows(x, self._rows.tail, "x", copy=True)
+        h = self._check_filter(H, x, seen)
+        if out is None:
+            out = arrays.empty(x, seen.shape, self._rows.stored)
+        else:
+            self._check_out(out, x, seen)
+        y = arrays.as_rows(out, self._rows.tail, "out", copy=False)
+        launch = self.fft.launch(rows=rows.shape[0], stream=stream or 0)
+        if h is None:
+            run = self.kernel()[launch]
+            arrays.run_where_kernels_live({"x": rows, "y": y}, lambda x, y: run(x, y), ("y",))
+        else:
+            run = self.kernel(arrays.describe(h, "H").dtype)[launch]
+            arrays.run_where_kernels_live({"x": rows, "h": h, "y": y}, lambda x, h, y: run(x, h, y), ("y",))
+        return out
+
+    # -- checks, all before anything is launched or written ------------------------------------------------------------
+
+    def _check_rows(self, x: Any, name: str) -> arrays.Described:
+        seen, rows = arrays.describe(x, name), self._rows
+        if seen.dtype != rows.stored:
+            raise ArgumentTypeError(
+                f"{name} has dtype {seen.dtype}; this filter was made for {self.dtype}"
+                f"{' (float16 with a last axis of 2)' if rows.tail == 2 else ''}: convert {name}, or make a filter for its dtype.",
+                spec=self,
+            )
+        wanted = (self.size, 2) if rows.tail == 2 else (self.size,)
+        if len(seen.shape) < rows.tail or seen.shape[len(seen.shape) - rows.tail :] != wanted:
+            raise ArgumentError(
+                f"{name} has shape {seen.shape}; its last {'axes' if rows.tail == 2 else 'axis'} must be "
+                f"{', '.join(map(str, wanted))}, the size that this filter was made for.",
+                spec=self,
+            )
+        if 0 in seen.shape:
+            raise ArgumentError(f"{name} has shape {seen.shape}: no rows. Pass at least one row.", spec=self)
+        if seen.shape[-1] > 1 and seen.strides[-1] != seen.itemsize or (rows.tail == 2 and seen.strides[-2] != 4):
+            raise ArgumentError(
+                f"the last axis of {name} is not contiguous (strides {seen.strides} bytes); pass a contiguous copy, "
+                f"such as numpy.ascontiguousarray({name}) or {name}.contiguous().",
+                spec=self,
+            )
+        word = 4 if rows.tail == 2 else seen.itemsize
+        if seen.pointer % word or any(
+            s % word for n, s in zip(seen.shape[: -rows.tail], seen.strides, strict=False) if n > 1
+        ):
+            raise ArgumentError(
+                f"{name} does not start its rows on a multiple of {word} bytes; pass a copy.", spec=self
+            )
+        return seen
+
+    def _check_filter(self, H: Any, x: Any, seen: arrays.Described) -> Any:
+        if self.op is not None:
+            if H is not None:
+                raise ArgumentTypeError("this filter was made with a device function; call it without H.", spec=self)
+            return None
+        if H is None or callable(H):
+            raise ArgumentTypeError(
+                "H is missing: pass an array on the frequency grid, or make the filter with op=a device function.",
+                spec=self,
+            )
+        mine = arrays.describe(H, "H")
+        arrays.check_same_device(seen, mine, ("x", "H"))
+        precision = _PRECISION[self.dtype]
+        allowed = {_FILTER_COMPLEX[precision], _FILTER_REAL[precision]}
+        if mine.dtype not in allowed:
+            raise ArgumentTypeError(
+                f"H has dtype {mine.dtype}; for {self.dtype} data it must be {' or '.join(sorted(allowed))}.", spec=self
+            )
+        batch = seen.shape[: len(seen.shape) - self._rows.tail]
+        shapes = [(self.bins,), *([(*batch, self.bins)] if batch else [])]
+        if mine.shape not in shapes:
+            raise ArgumentError(
+                f"H has shape {mine.shape}; it must be {' (one filter for all rows) or '.join(map(str, shapes))}"
+                f"{' (one per row)' if batch else ''}: {self.bins} frequencies of a {self.fft.size}-point transform"
+                f"{' of real data' if self._rows.real else ''}.",
+                spec=self,
+            )
+        return arrays.as_rows(arrays.cast(H, mine.dtype), 1, "H", copy=True)
+
+    def _check_out(self, out: Any, x: Any, seen: arrays.Described) -> None:
+        mine = self._check_rows(out, "out")
+        arrays.check_same_device(seen, mine, ("x", "out"))
+        if mine.shape != seen.shape:
+            raise ArgumentError(f"out has shape {mine.shape}; it must be that of x, {seen.shape}.", spec=self)
+        if arrays.overlap(seen, mine):
+            raise ArgumentError(
+                "out overlaps x in memory; pass x itself (filtering in place) or a separate array.", spec=self
+            )
+        if mine.library == "numpy" and not out.flags.writeable:
+            raise ArgumentError("out is read-only; pass a writeable array.", spec=self)
+
+
+def make_spectral_filter(
+    size: int,
+    dtype: object,
+    *,
+    op: Callable | None = None,
+    fft_size: int | None = None,
+    sm: object = None,
+    ffts_per_block: int | None = None,
+    elements_per_thread: int | None = None,
+) -> SpectralFilter:
+    """Plan ``y = ifft(fft(x) * H)`` along rows of `size` samples, as one kernel.
+
+    Parameters
+    ----------
+    size : int
+        Samples of a row.
+    dtype : dtype or str
+        Of x and y: float16, float32, float64 (real rows; the transform is ``rfft`` / ``irfft``), complex64, complex128,
+        or ``"complex32"`` (float16 arrays whose last axis holds real and imaginary part).
+    op : callable, optional
+        A device function ``op(X, k)`` in place of an array H: gets a value of the unnormalised spectrum
+        (``numpy.fft.fft(x)[k]``) and its index, returns the new value. Compiled into the kernel. In float16 it is
+        given complex64.
+    fft_size : int, optional
+        Points of the transform, if longer than the row: rows are padded with zeros on load and cropped on store, and
+        H has the frequencies of this size. For row lengths that have no device transform.
+    sm, ffts_per_block, elements_per_thread : optional
+        As in `devkernels.fft`.
+
+    Returns
+    -------
+    SpectralFilter
+        Call it ``f(x, H, out=None, stream=None)``: x of shape (..., size), an array of NumPy, CuPy or torch; H of
+        shape (bins,) for all rows or (..., bins), one per row, complex or real, of the same library; bins is the
+        length of ``numpy.fft.fft`` (complex x) or ``rfft`` (real x). Returns an array of the same kind as x, or `out`
+        (which may be x itself). Scaled as numpy.fft: H = 1 gives back x. Runs on `stream`, or on the current stream of
+        the arrays' library.
+
+    Raises
+    ------
+    UnsupportedSizeError
+        No device transform of this size exists; the message names the next one and the padding option.
+    SpecError, ArgumentError, ArgumentTypeError, DeviceMismatchError, ResourceError
+        Before anything is launched; `out` is then untouched.
+    """
+    size, name = whole_number(size, "size"), _dtype_name(dtype)
+    points = size if fft_size is None else whole_number(fft_size, "fft_size")
+    if points < size:
+        raise SpecError(
+            f"fft_size={points} is shorter than the rows, size={size}; leave it out, or make it at least that."
+        )
+    if op is not None and not callable(op):
+        raise SpecError(f"op={op!r} is not a function op(X, k).")
+    try:
+        forward = _forward(points, name, sm, ffts_per_block, elements_per_thread)
+    except UnsupportedSizeError as error:
+        kind = "r2c" if _Rows(name).real else "c2c"
+        try:
+            above = fft.next_supported_size(points, _PRECISION[name], kind, sm)
+        except UnsupportedSizeError:
+            raise error from None
+        raise UnsupportedSizeError(
+            f"{error} To filter rows of {size} samples padded with zeros, pass fft_size={above} and an H for {above} points.",
+            spec=error.spec,
+        ) from None
+    return SpectralFilter(size, name, forward, op)
+
+
+@functools.lru_cache(maxsize=256)
+def _planned(size: int, dtype: str, op: Callable | None, fft_size: int | None, target: object) -> SpectralFilter:
+    return make_spectral_filter(size, dtype, op=op, fft_size=fft_size, sm=target)
+
+
+def spectral_filter(x: Any, H: Any, *, fft_size: int | None = None, out: Any = None, stream: Any = None) -> Any:
+    """Filter along the last axis: ``ifft(fft(x) * H)``, in one kernel; plans are kept.
+
+    Parameters
+    ----------
+    x : array of NumPy, CuPy or torch, shape (..., n)
+        Real or complex; torch.complex32 as ``torch.view_as_real``.
+    H : array or callable
+        On the frequency grid, for all rows or one per row, or a device function ``op(X, k)``.
+    fft_size, out, stream : optional
+        As in `make_spectral_filter`, which also says what is raised.
+
+    Returns
+    -------
+    array
+        Of x's library, dtype and shape.
+    """
+    from devkernels.target import current_target
+
+    seen = arrays.describe(x, "x")
+    if not seen.shape:
+        raise ArgumentError("x has no axes; pass rows of samples.")
+    if seen.dtype not in _PRECISION or seen.dtype == "complex32":
+        raise ArgumentTypeError(
+            f"x has dtype {seen.dtype}; use {', '.join(n for n in _PRECISION if n != 'complex32')}."
+        )
+    op = H if callable(H) and not hasattr(H, "shape") else None
+    if seen.shape[-1] == 0:
+        raise ArgumentError(f"x has shape {seen.shape}: rows without samples.")
+    plan = _planned(seen.shape[-1], seen.dtype, op, fft_size, current_target())
+    return plan(x, None if op is not None else H, out=out, stream=stream)
