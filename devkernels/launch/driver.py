@@ -63,6 +63,26 @@ def library() -> ctypes.CDLL:
     return driver
 
 
+@functools.cache
+def unchecked() -> ctypes.CDLL:
+    """The driver once more, for calls whose arguments are ctypes objects already: half the cost of converting them."""
+    return ctypes.CDLL(library()._name)
+
+
+class Words(dict):
+    """Integer -> the same as a ctypes pointer, made once; for the few streams that a program has."""
+
+    def __missing__(self, value: int) -> ctypes.c_void_p:
+        if len(self) >= 1024:
+            self.clear()
+        word = self[value] = _void_p(value)
+        return word
+
+
+WORDS = Words()
+NULL = _void_p(0)
+
+
 def _name(driver: ctypes.CDLL, status: int) -> str:
     name, text = ctypes.c_char_p(), ctypes.c_char_p()
     driver.cuGetErrorName(status, ctypes.byref(name))

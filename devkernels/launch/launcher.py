@@ -34,8 +34,8 @@ class _Buffer:
         self._size = ctypes.c_size_t(size)
         self._list = (ctypes.c_void_p * 5)(_BUFFER_POINTER, start, _BUFFER_SIZE, ctypes.addressof(self._size), _END)
         self._words = (ctypes.c_void_p * max(len(offsets), 1))(*(start + offset for offset in offsets))
-        self.all_words = ctypes.addressof(self._list)  # for cuLaunchKernel: one copy
-        self.one_by_one = ctypes.addressof(self._words)  # for cuLaunchCooperativeKernel, which knows no other way
+        self.all_words = ctypes.c_void_p(ctypes.addressof(self._list))  # for cuLaunchKernel: one copy
+        self.one_by_one = ctypes.c_void_p(ctypes.addressof(self._words))  # all that cuLaunchCooperativeKernel takes
 
 
 class Loaded:
@@ -49,6 +49,8 @@ class Loaded:
         self.tables = [
             arguments.Table(parameter, image.name, device, strict, self.foreign) for parameter in image.parameters
         ]
+        self.handle = ctypes.c_void_p(self.function.handle)
+        self._launch_kernel = driver.unchecked().cuLaunchKernel
         self.packer = struct.Struct("".join(arguments.code(parameter) for parameter in image.parameters))
         self._offsets = [offset for offset, _ in images.layout(image.parameters)]
         first = [i for i, parameter in enumerate(image.parameters) if parameter.kind == "array"]
@@ -126,21 +128,23 @@ class Loaded:
                 if producer is not None and producer != stream:
                     driver.order_after(producer, stream, self.device)
 
-    def launch(self, dims: tuple[int, ...], stream: int, buffer: _Buffer) -> None:
+    def launch(self, dims: tuple[ctypes.c_uint, ...], stream: int, buffer: _Buffer) -> None:
         """One driver call; where the thread's current context is another one, a second after switching to ours."""
-        status = self._call(dims, stream, buffer)
+        status = self.call(dims, driver.WORDS[stream], buffer)
         if status in (driver.INVALID_CONTEXT, driver.INVALID_HANDLE):
             driver.adopt(self.device)
             with driver.current(self.device):
-                status = self._call(dims, stream, buffer)
+                status = self.call(dims, driver.WORDS[stream], buffer)
         if status:
-            driver.check(status, f"Launching {self.image.name} with grid {dims[:3]}, block {dims[3:6]}, {dims[6]} "
-                                 f"bytes of dynamic shared memory", self.image)  # fmt: skip
+            *shape, shared_bytes = (dim.value for dim in dims)
+            driver.check(status, f"Launching {self.image.name} with grid {tuple(shape[:3])}, block {tuple(shape[3:])}, "
+                                 f"{shared_bytes} bytes of dynamic shared memory", self.image)  # fmt: skip
 
-    def _call(self, dims: tuple[int, ...], stream: int, buffer: _Buffer) -> int:
+    def call(self, dims: tuple[ctypes.c_uint, ...], stream: ctypes.c_void_p, buffer: _Buffer) -> int:
+        """The driver call; returns its status."""
         if self.image.cooperative:
-            return driver.library().cuLaunchCooperativeKernel(self.function.handle, *dims, stream, buffer.one_by_one)
-        return driver.library().cuLaunchKernel(self.function.handle, *dims, stream, None, buffer.all_words)
+            return driver.unchecked().cuLaunchCooperativeKernel(self.handle, *dims, stream, buffer.one_by_one)
+        return self._launch_kernel(self.handle, *dims, stream, driver.NULL, buffer.all_words)
 
 
 class Launcher:
@@ -205,10 +209,9 @@ class Launch:
         self.grid, self.block, self.stream, self.shared_bytes = limits.configuration(key)
         limits.check_shape(self.grid, self.block, launcher.image.name)
         self._stream = streams.handle(self.stream)
-        self._dims = (*self.grid, *self.block, self.shared_bytes)
+        self._dims = tuple(map(ctypes.c_uint, (*self.grid, *self.block, self.shared_bytes)))
         self._count = len(launcher.image.parameters)
         self._ready: Loaded | None = None  # on the device of the last launch
-        self._args: tuple | None = None
 
     def __call__(self, *values: Any) -> None:
         """Check the arguments and launch."""
@@ -272,20 +275,23 @@ class BoundLaunch:
         loaded = launch._prepare(values)
         buffer = loaded.new_buffer()
         loaded.pack(values, buffer)
-        self._keep = (values, buffer, loaded)
+        self._keep = values
+        self._dims, self._loaded, self._buffer = launch._dims, loaded, buffer
         self._stream_of = loaded.stream_reader(values) if launch._stream is None else None
         self._leading = loaded.leading(values)
         self._fixed = launch._stream or streams.LEGACY_DEFAULT
-        self._dims, self._loaded, self._buffer = launch._dims, loaded, buffer
-        self._direct = None
-        if not loaded.image.cooperative:
-            self._direct = driver.library().cuLaunchKernel
-            self._handle, self._address = loaded.function.handle, buffer.all_words
+        if loaded.image.cooperative:
+            self._direct: Callable = driver.unchecked().cuLaunchCooperativeKernel
+            self._tail: tuple = (buffer.one_by_one,)
+        else:
+            self._direct, self._tail = driver.unchecked().cuLaunchKernel, (driver.NULL, buffer.all_words)
+        self._head = (loaded.handle, *launch._dims)
+        self._words = driver.WORDS
 
     def __call__(self) -> None:
         """Launch."""
         stream = self._fixed if self._stream_of is None else self._stream_of(self._leading)
-        if self._direct is None or self._direct(self._handle, *self._dims, stream, None, self._address):
+        if self._direct(*self._head, self._words[stream], *self._tail):
             self._loaded.launch(self._dims, stream, self._buffer)  # tries again, or says what is wrong
 
 

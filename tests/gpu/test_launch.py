@@ -1,0 +1,615 @@
+"""`@devkernels.kernel` and images on a GPU: every kind of array, scalar and stream; limits; graphs; threads; processes."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import cupy as cp
+import numpy as np
+import pytest
+from numba import complex64, cuda, float32, float64
+
+import devkernels
+from devkernels import cache
+from devkernels.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DevkernelsError,
+    ImageError,
+    JitDisabledError,
+    ResourceError,
+)
+from devkernels.launch import driver, limits
+
+torch = pytest.importorskip("torch")
+
+N = 1000
+BLOCK = 128
+GRID = -(-N // BLOCK)
+
+
+@devkernels.kernel(signature="void(float32[::1], float32[::1], float32, int32)")
+def axpy(x, y, a, n):
+    i = cuda.grid(1)
+    if i < n:
+        y[i] = a * x[i] + float32(1)
+
+
+@devkernels.kernel
+def flexible(x, y, a):
+    i = cuda.grid(1)
+    if i < x.shape[0]:
+        y[i] = a * x[i]
+
+
+@devkernels.kernel(signature="void(complex64[:,::1], complex64[:,:], complex64[::1,:], boolean, complex64, int64)")
+def layouts(c, a, f, negate, factor, shift):
+    i, j = cuda.grid(2)
+    if i < c.shape[0] and j < c.shape[1]:
+        value = factor * a[i, j] + f[i, j] + shift
+        c[i, j] = -value if negate else value
+
+
+def data(rng, shape=N, dtype=np.float32):
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def nan(shape=N, dtype=np.float32):
+    return cp.full(shape, np.nan, dtype=dtype)
+
+
+def expected(x, a):
+    return np.float32(a) * x + np.float32(1)
+
+
+class Interface:
+    """An array of a library that nobody has heard of."""
+
+    def __init__(self, array, stream=None):
+        self.array = array
+        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "stream": stream}
+        if stream is None:
+            del self.__cuda_array_interface__["stream"]
+
+
+class OnlyDLPack:
+    """The same, with DLPack only."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **keywords):
+        return self.array.__dlpack__(**keywords)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def numba_array(array):
+    return cuda.as_cuda_array(array)
+
+
+def torch_array(array):
+    return torch.as_tensor(array, device="cuda")
+
+
+class CaiOfType:
+    """`__cuda_array_interface__` as a property of the class, as most libraries have it."""
+
+    def __init__(self, array):
+        self.array = array
+
+    @property
+    def __cuda_array_interface__(self):
+        return self.array.__cuda_array_interface__
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda a: a, torch_array, numba_array, CaiOfType, Interface, OnlyDLPack],
+    ids=["cupy", "torch", "numba", "interface", "interface-of-instance", "dlpack"],
+)  # fmt: skip
+@pytest.mark.parametrize("bound", [False, True])
+def test_arrays_of_every_library(rng, wrap, bound):
+    x, y = data(rng), nan()
+    source = cp.asarray(x)
+    cp.cuda.Device().synchronize()
+    launch = axpy[GRID, BLOCK]
+    if bound:
+        launch.bind(wrap(source), wrap(y), 2.5, N)()
+    else:
+        launch(wrap(source), wrap(y), 2.5, N)
+    cp.cuda.Device().synchronize()
+    np.testing.assert_allclose(cp.asnumpy(y), expected(x, 2.5), rtol=2e-7)
+    np.testing.assert_array_equal(cp.asnumpy(source), x)
+
+
+@pytest.mark.parametrize("a", [2, 2.5, np.float32(2.5), np.float64(2.5), np.int64(3), True])
+@pytest.mark.parametrize("n", [N, np.int32(N), np.uint8(200), 0])
+def test_scalars_by_the_signature(rng, a, n):
+    x, y = data(rng), nan()
+    axpy[GRID, BLOCK](cp.asarray(x), y, a, n)
+    got = cp.asnumpy(y)
+    np.testing.assert_allclose(got[:n], expected(x, a)[:n], rtol=2e-7)
+    assert np.isnan(got[n:]).all()
+
+
+@pytest.mark.parametrize("negate", [False, True, np.bool_(True)])
+def test_layouts_strides_complex_and_boolean(rng, negate):
+    shape, factor, shift = (37, 21), 1.5 - 2j, -3
+    a = (rng.standard_normal((37, 42)) + 1j * rng.standard_normal((37, 42))).astype(np.complex64)
+    f = np.asfortranarray((rng.standard_normal(shape) + 1j).astype(np.complex64))
+    c = nan(shape, np.complex64)
+    layouts[(2, 2), (32, 16)](c, cp.asarray(a)[:, ::2], cp.asarray(f, order="F"), negate, factor, shift)
+    want = (-1 if negate else 1) * (factor * a[:, ::2].astype(complex) + f + shift)
+    assert np.linalg.norm(cp.asnumpy(c) - want) <= 1e-6 * np.linalg.norm(want)
+    t = torch.full(shape, float("nan"), dtype=torch.complex64, device="cuda")
+    strided, fortran = torch_array(a)[:, ::2], torch_array(np.ascontiguousarray(f.T)).T
+    layouts[(2, 2), (32, 16)](t, strided, fortran, bool(negate), factor, shift)
+    assert np.linalg.norm(t.cpu().numpy() - want) <= 1e-6 * np.linalg.norm(want)
+
+
+def test_tuples_and_small_types(rng):
+    @devkernels.kernel(signature="void(int8, UniTuple(float32, 2), float16[::1], uint16, float64[::1], float16)")
+    def mixed(k, pair, h, u, out, half):
+        i = cuda.grid(1)
+        if i < out.shape[0]:
+            out[i] = k + pair[0] * float64(h[i]) + pair[1] + u + float64(half)
+
+    h, out = cp.asarray(data(rng, 64, np.float16)), nan(64, np.float64)
+    mixed[1, 64](-5, (0.5, 2), h, 65535, out, np.float16(0.25))
+    want = -5 + 0.5 * cp.asnumpy(h).astype(np.float64) + 2 + 65535 + 0.25
+    np.testing.assert_allclose(cp.asnumpy(out), want, rtol=1e-6)
+
+
+def test_inferred_signatures(rng):
+    for dtype, factor in ((np.float32, 2.0), (np.float64, 2.0), (np.int32, 3), (np.complex64, 1j)):
+        x = (10 * rng.standard_normal(N)).astype(dtype)
+        y = cp.zeros(N, dtype)
+        flexible[GRID, BLOCK](cp.asarray(x), y, factor)
+        np.testing.assert_allclose(cp.asnumpy(y), (factor * x).astype(dtype), rtol=1e-6)
+    x = data(rng, 2 * N)
+    y = nan()
+    flexible[GRID, BLOCK](cp.asarray(x)[::2], y, 2.0)  # another layout: another kernel
+    np.testing.assert_allclose(cp.asnumpy(y), 2 * x[::2], rtol=1e-6)
+
+
+def test_integers_stay_integers_after_a_call_with_floats():
+    @devkernels.kernel
+    def keep(out, value):
+        out[0] = value
+
+    out = cp.zeros(1, np.int64)
+    keep[1, 1](out, 1.0)
+    keep[1, 1](out, 2**53 + 1)  # as a double it would lose its last bit
+    assert int(out[0]) == 2**53 + 1
+
+
+BAD = [
+    ("dtype", lambda x, y: (x.astype(np.float64), y, 1, N), ArgumentTypeError, "argument x has dtype float64"),
+    ("rank", lambda x, y: (x, y.reshape(2, -1), 1, N), ArgumentError, "argument y has 2 dimensions"),
+    ("layout", lambda x, y: (x, y[::2], 1, N), ArgumentError, "argument y is not contiguous in C order"),
+    ("host", lambda x, y: (cp.asnumpy(x), y, 1, N), ArgumentTypeError, "argument x must be .*numpy.ndarray"),
+    ("list", lambda x, y: (x, [0.0] * N, 1, N), ArgumentTypeError, "argument y must be"),
+    ("none", lambda x, y: (x, None, 1, N), ArgumentTypeError, "argument y must be"),
+    ("torch on the host", lambda x, y: (torch.zeros(N), y, 1, N), ArgumentTypeError, "argument x must be .*host"),
+    ("torch dtype", lambda x, y: (torch_array(x).double(), y, 1, N), ArgumentTypeError, "argument x has dtype"),
+    ("misaligned", lambda x, y: (cp.ndarray(N - 1, np.float32, x.data + 2), y, 1, N - 1), ArgumentError, "address"),
+    ("float for int", lambda x, y: (x, y, 1, 2.5), ArgumentTypeError, "argument n must be an int32"),
+    ("complex for float", lambda x, y: (x, y, 1j, N), ArgumentTypeError, "argument a must be"),
+    ("text", lambda x, y: (x, y, "1", N), ArgumentTypeError, "argument a must be"),
+    ("device scalar", lambda x, y: (x, y, x[0], N), ArgumentTypeError, "argument a must be"),
+    ("too large", lambda x, y: (x, y, 1, 2**31), ArgumentError, "argument n=2147483648 does not fit"),
+    ("too large a float", lambda x, y: (x, y, 1e39, N), ArgumentError, "argument a=1e"),
+    ("too few", lambda x, y: (x, y, 1), ArgumentTypeError, "takes 4 arguments"),
+    ("too many", lambda x, y: (x, y, 1, N, N), ArgumentTypeError, "takes 4 arguments"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize(("name", "make", "kind", "message"), BAD, ids=[case[0] for case in BAD])
+def test_bad_arguments_are_refused_and_nothing_is_written(rng, warm, name, make, kind, message):
+    x, y = cp.asarray(data(rng)), nan()
+    launch = axpy[(GRID + 1 + warm, 1), BLOCK]
+    if warm:
+        launch(x, nan(), 1, N)
+    arguments = make(x, y)
+    with pytest.raises(kind, match=message):
+        launch(*arguments)
+    with pytest.raises(kind, match=message):
+        launch.bind(*arguments)
+    assert bool(cp.isnan(y).all())
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "message"),
+    [
+        ((1,), ArgumentTypeError, "grid, block"),
+        ((0, 1), ArgumentError, "at least 1"),
+        ((1, (1, 2, 3, 4)), ArgumentError, "one to three"),
+        ((1.5, 1), ArgumentTypeError, "integer"),
+        ((1, 1025), ResourceError, "1024"),
+        ((1, (1, 1, 65)), ResourceError, "64"),
+        (((1, 65536), 1), ResourceError, "65535"),
+        ((1, (32, 33)), ResourceError, "1056 threads"),
+        ((1, 32, "stream"), ArgumentTypeError, "stream"),
+        ((1, 32, 0, -1), ArgumentError, "negative"),
+    ],
+)
+def test_bad_configurations(key, kind, message):
+    x = nan()
+    with pytest.raises(kind, match=message):
+        axpy[key](x, x, 1, N)
+
+
+def make_register_hog():
+    @devkernels.kernel(signature="void(float64[::1], float64[::1], int32)")
+    def hog(x, y, n):
+        kept = cuda.local.array(96, float64)
+        i = cuda.grid(1)
+        for k in range(96):
+            kept[k] = x[(i + k * 7) % n]
+        for turn in range(n):
+            for k in range(96):
+                kept[k] = kept[k] * kept[(k + 1) % 96] + kept[(k + 5) % 96]
+        total = 0.0
+        for k in range(96):
+            total += kept[k]
+        y[i] = total
+
+    return hog
+
+
+def test_too_many_registers_are_said_before_the_launch():
+    hog = make_register_hog()
+    x, y = cp.ones(1024), nan(1024, np.float64)
+    image = hog.compile()
+    assert image.registers > 64
+    fits = limits.max_threads(image.registers)
+    with pytest.raises(ResourceError, match=f"{image.registers} registers each.*Launch at most {fits}"):
+        hog[1, 1024](x, y, 1)
+    assert bool(cp.isnan(y).all())
+    hog[1, fits](x, y, 1)
+    assert not bool(cp.isnan(y[:fits]).any())
+
+
+def test_launch_bounds_are_said_before_the_launch():
+    @devkernels.kernel(signature="void(float32[::1])", launch_bounds=64)
+    def bounded(x):
+        x[cuda.grid(1)] = 1
+
+    x = nan()
+    with pytest.raises(ResourceError, match="launch_bounds=64"):
+        bounded[1, 65](x)
+    bounded[1, 64](x)
+    assert int(cp.isnan(x).sum()) == N - 64
+
+
+def test_large_dynamic_shared_memory_is_opted_in_to(rng):
+    @devkernels.kernel(signature="void(float32[::1], float32[::1], int32)")
+    def reverse(x, y, n):
+        shared = cuda.shared.array(0, float32)
+        own = cuda.shared.array(256, float32)
+        t = cuda.threadIdx.x
+        own[t % 256] = 0
+        for i in range(t, n, cuda.blockDim.x):
+            shared[i] = x[i]
+        cuda.syncthreads()
+        for i in range(t, n, cuda.blockDim.x):
+            y[i] = shared[n - 1 - i] + own[0]
+
+    most = driver.max_shared_bytes(0)
+    static = reverse.compile().shared_bytes
+    assert static == 1024
+    n = (most - static) // 4
+    x, y = cp.asarray(data(rng, n)), nan(n)
+    reverse[1, 512, 0, 4 * n](x, y, n)
+    np.testing.assert_array_equal(cp.asnumpy(y), cp.asnumpy(x)[::-1])
+    with pytest.raises(ResourceError, match=f"at most {most - static} dynamic bytes fit"):
+        reverse[1, 512, 0, 4 * n + 4](x, y, n)
+
+
+def test_resource_numbers_equal_the_drivers():
+    @devkernels.kernel(signature="void(float32[::1], int32)")
+    def spills(x, n):
+        table = cuda.local.array(200, float32)
+        shared = cuda.shared.array(300, float32)
+        for k in range(200):
+            table[(k * n) % 200] = x[k]
+        shared[cuda.threadIdx.x % 300] = table[n % 200]
+        cuda.syncthreads()
+        x[cuda.threadIdx.x] = shared[(n + cuda.threadIdx.x) % 300]
+
+    for kernel in (axpy, layouts, spills, make_register_hog()):
+        image = kernel.compile()
+        function = driver.Function(image.cubin, image.symbol, 0)
+        assert function.registers == image.registers
+        assert function.local_bytes == image.local_bytes
+        assert function.static_shared_bytes == image.shared_bytes
+        assert function.max_threads == limits.max_threads(image.registers)
+    assert spills.compile().local_bytes > 0
+
+
+def test_grid_synchronisation(rng):
+    @devkernels.kernel(signature="void(int32[::1], int32[::1])")
+    def rotate(x, y):
+        i = cuda.grid(1)
+        x[i] = i
+        cuda.cg.this_grid().sync()
+        y[i] = x[(i + cuda.blockDim.x) % x.shape[0]]
+
+    blocks = 64
+    x, y = cp.full(blocks * 64, -1, np.int32), cp.full(blocks * 64, -1, np.int32)
+    rotate[blocks, 64](x, y)
+    np.testing.assert_array_equal(cp.asnumpy(y), np.roll(np.arange(blocks * 64), -64))
+    with pytest.raises(ResourceError, match="must run at once"):
+        rotate[10**6, 64](x, y)
+
+
+STREAMS = {
+    "cupy": lambda: cp.cuda.Stream(non_blocking=True),
+    "torch": lambda: torch.cuda.Stream(),
+    "numba": lambda: cuda.stream(),
+    "integer": lambda: cp.cuda.Stream(non_blocking=True),
+}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_explicit_streams(rng, kind):
+    stream = STREAMS[kind]()
+    given = stream.ptr if kind == "integer" else stream
+    x, y = cp.asarray(data(rng)), nan()
+    cp.cuda.Device().synchronize()
+    axpy[GRID, BLOCK, given](x, y, 2, N)
+    stream.synchronize()
+    np.testing.assert_allclose(cp.asnumpy(y), expected(cp.asnumpy(x), 2), rtol=2e-7)
+
+
+def test_cuda_core_stream(rng):
+    core = pytest.importorskip("cuda.core")
+    device = core.Device(0)
+    device.set_current()
+    stream = device.create_stream()
+    x, y = cp.asarray(data(rng)), nan()
+    cp.cuda.Device().synchronize()
+    axpy[GRID, BLOCK, stream](x, y, 2, N)
+    stream.sync()
+    np.testing.assert_allclose(cp.asnumpy(y), expected(cp.asnumpy(x), 2), rtol=2e-7)
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_cupy_graph_shows_that_the_current_stream_is_used(rng, bound):
+    """What is captured has gone to CuPy's current stream, and nowhere else."""
+    x, y = cp.asarray(data(rng)), nan()
+    axpy[GRID, BLOCK](x, nan(), 2, N)
+    launch = axpy[GRID, BLOCK].bind(x, y, 2, N) if bound else lambda: axpy[GRID, BLOCK](x, y, 2, N)
+    stream = cp.cuda.Stream(non_blocking=True)
+    cp.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        launch()
+        graph = stream.end_capture()
+    cp.cuda.Device().synchronize()
+    assert bool(cp.isnan(y).all())
+    graph.launch(stream)
+    stream.synchronize()
+    np.testing.assert_allclose(cp.asnumpy(y), expected(cp.asnumpy(x), 2), rtol=2e-7)
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_torch_graph_shows_that_the_current_stream_is_used(rng, bound):
+    x = torch_array(data(rng))
+    y = torch.full((N,), float("nan"), device="cuda")
+    axpy[GRID, BLOCK](x, y.clone(), 2, N)
+    launch = axpy[GRID, BLOCK].bind(x, y, 2, N) if bound else lambda: axpy[GRID, BLOCK](x, y, 2, N)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    torch.cuda.synchronize()
+    assert bool(torch.isnan(y).all())
+    graph.replay()
+    torch.cuda.synchronize()
+    np.testing.assert_allclose(y.cpu().numpy(), expected(x.cpu().numpy(), 2), rtol=2e-7)
+
+
+def test_waits_for_the_stream_that_an_array_names(rng):
+    """A slow producer on one stream, our launch on another."""
+    producer, consumer = cp.cuda.Stream(non_blocking=True), cp.cuda.Stream(non_blocking=True)
+    size = 1 << 26
+    x, y = cp.zeros(size, np.float32), nan(size)
+    cp.cuda.Device().synchronize()
+    with producer:
+        for _ in range(20):
+            x += 1
+    axpy[-(-size // BLOCK), BLOCK, consumer](Interface(x, producer.ptr), y, 1, size)
+    consumer.synchronize()
+    assert bool((y == 21).all())
+
+
+def test_lazily_conjugated_tensors_are_refused():
+    t = torch.ones((4, 4), dtype=torch.complex64, device="cuda")
+    with pytest.raises(ArgumentError, match="resolve_conj"):
+        layouts[1, (4, 4)](t.conj(), t, t.T, False, 1, 0)
+
+
+def test_other_threads(rng):
+    """Threads without a context of their own; each launches with its own arguments at the same time."""
+    sources = [data(rng) for _ in range(8)]
+    outputs = [nan() for _ in sources]
+    inputs = [cp.asarray(x) for x in sources]
+    launch = axpy[GRID, BLOCK]
+    cp.cuda.Device().synchronize()
+    failures = []
+
+    def work(k):
+        try:
+            for _ in range(200):
+                launch(inputs[k], outputs[k], k, N)
+        except DevkernelsError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    cp.cuda.Device().synchronize()
+    assert failures == []
+    for k, x in enumerate(sources):
+        np.testing.assert_allclose(cp.asnumpy(outputs[k]), expected(x, k), rtol=2e-7)
+
+
+def test_arrays_may_be_dropped_after_the_launch(rng):
+    out = nan()
+    for k in range(50):
+        axpy[GRID, BLOCK](cp.full(N, k, np.float32), out, 1, N)
+    assert bool((out == 50).all())
+
+
+def test_bound_arguments_keep_their_arrays(rng):
+    x = data(rng)
+    out = nan()
+    bound = axpy.bind(cp.asarray(x), out, 2, N)[GRID, BLOCK]
+    for _ in range(10):  # would reuse the memory of the source if nobody held it
+        cp.full(N, np.nan, np.float32)
+    bound()
+    np.testing.assert_allclose(cp.asnumpy(out), expected(x, 2), rtol=2e-7)
+
+
+def two_fft_kernel(size):
+    forward = devkernels.fft(fft_type="c2c", size=size, precision=np.float32, direction="forward")
+    inverse = forward.inverse()
+    storage = forward.storage_size
+
+    def convolve(x, h, y):
+        thread_data = cuda.local.array(storage, complex64)
+        shared = cuda.shared.array(0, complex64)
+        row = forward.row()
+        forward.load(x, row, thread_data)
+        forward(thread_data, shared)
+        for i in range(storage):
+            thread_data[i] = thread_data[i] * h[forward.index(i)]
+        cuda.syncthreads()
+        inverse(thread_data, shared)
+        inverse.store(thread_data, y, row)
+
+    return forward, convolve
+
+
+@pytest.mark.parametrize("how", ["devkernels", "numba"])
+def test_device_functions_through_both_decorators(rng, how):
+    rows, size = 33, 256
+    forward, function = two_fft_kernel(size)
+    x = (rng.standard_normal((rows, size)) + 1j * rng.standard_normal((rows, size))).astype(np.complex64)
+    h = (rng.standard_normal(size) + 1j * rng.standard_normal(size)).astype(np.complex64)
+    y = nan((rows, size), np.complex64)
+    kernel = devkernels.kernel(function) if how == "devkernels" else cuda.jit(function)
+    kernel[forward.launch(rows=rows)](cp.asarray(x), cp.asarray(h), y)
+    want = size * np.fft.ifft(np.fft.fft(x.astype(complex)) * h)
+    assert np.linalg.norm(cp.asnumpy(y) - want) <= 1e-6 * np.linalg.norm(want)
+
+
+def run(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-W", "error::devkernels.errors.DevkernelsWarning", "-c", code],
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path), "DEVKERNELS_QUIET": "1"} | environment,
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+
+BLOCKED = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"numba", "numba_cuda", "llvmlite", "nvmath", "libmathdx"}:
+            raise ImportError(name + " is blocked")
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def test_image_in_a_process_without_any_compiler(rng, tmp_path):
+    forward, function = two_fft_kernel(128)
+    image = devkernels.compile(
+        function, "void(complex64[:,::1], complex64[::1], complex64[:,::1])",
+        notes={"launch": [list(part) if isinstance(part, tuple) else part for part in forward.launch(rows=50)]},
+    )  # fmt: skip
+    path = image.save(tmp_path / "conv.dkimage")
+    np.savez(tmp_path / "data.npz", x=data(rng, (50, 256)).view(np.complex64), h=data(rng, 256).view(np.complex64))
+    code = (
+        BLOCKED
+        + f"""
+import cupy as cp, numpy as np, devkernels
+stored = np.load({str(tmp_path / "data.npz")!r})
+x, h = stored["x"], stored["h"]
+k = devkernels.load_image({str(path)!r})
+grid, block, _, shared = k.image.notes["launch"]
+y = cp.full_like(cp.asarray(x), np.nan)
+k[grid, block, None, shared](cp.asarray(x), cp.asarray(h), y)
+want = 128 * np.fft.ifft(np.fft.fft(x.astype(complex)) * h)
+error = np.linalg.norm(cp.asnumpy(y) - want) / np.linalg.norm(want)
+assert error < 1e-6, error
+assert not [n for n in ("numba", "llvmlite", "nvmath") if n in sys.modules]
+print("fine", k.image.registers)
+"""
+    )
+    result = run(code)
+    assert result.stdout == f"fine {image.registers}\n", result.stderr
+
+
+def test_image_for_another_architecture(tmp_path):
+    image = devkernels.compile(axpy, target="sm_80" if driver.architecture(0).major != 8 else "sm_90")
+    with pytest.raises(ImageError, match="--target"):
+        devkernels.load_image(image.save(tmp_path / "other.dkimage"))
+
+
+SECOND = """
+import sys, cupy as cp, numpy as np
+import devkernels
+from devkernels import cache
+from tests_of_launch import two_fft_kernel
+forward, function = two_fft_kernel(64)
+kernel = devkernels.kernel(function)
+x = cp.random.standard_normal((4, 128)).astype(np.float32).view(np.complex64)
+h, y = x[0].copy(), cp.full_like(x, np.nan)
+kernel[forward.launch(rows=4)](x, h, y)
+want = 64 * cp.fft.ifft(cp.fft.fft(x) * h)
+assert float(cp.linalg.norm(y - want) / cp.linalg.norm(want)) < 1e-5
+print(cache.counts()["builds"])
+"""
+
+
+def test_second_process_compiles_nothing(tmp_path):
+    (tmp_path / "tests_of_launch.py").write_text(open(__file__).read())
+    environment = {"DEVKERNELS_CACHE_DIR": str(tmp_path / "cache"),
+                   "PYTHONPATH": ":".join([str(tmp_path), *sys.path])}  # fmt: skip
+    first = run(SECOND, **environment)
+    assert first.returncode == 0, first.stderr
+    assert int(first.stdout) == 3  # two device functions and the kernel
+    second = run(SECOND, DEVKERNELS_DISABLE_JIT="1", **environment)
+    assert second.returncode == 0, second.stderr
+    assert int(second.stdout) == 0
+
+
+def test_disabled_jit_names_the_kernel(monkeypatch):
+    monkeypatch.setenv("DEVKERNELS_DISABLE_JIT", "1")
+
+    @devkernels.kernel
+    def never_seen_before(x, salt):
+        x[cuda.grid(1)] = salt + 424242
+
+    before = cache.counts()["builds"]
+    with pytest.raises(JitDisabledError, match="kernel never_seen_before") as caught:
+        never_seen_before[1, 32](nan(), 1)
+    assert "never_seen_before" in str(caught.value.spec)
+    assert cache.counts()["builds"] == before
+
+
+def test_kernels_without_arrays():
+    @devkernels.kernel(signature="void(int32)")
+    def nothing(n):
+        pass
+
+    nothing[1, 1](2**31 - 1)
+    nothing[1, 1].bind(7)()
+    cp.cuda.Device().synchronize()
