@@ -21,189 +21,15 @@ import time
 HERE = pathlib.Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parent.parent)]
 
-SIZE, ROWS = 256, 1000
-CASES: list[dict[str, object]] = []  # nothing for bench/run.py: whole processes are not timed with events
+from bench.report import Table  # noqa: E402 - the checkout comes first on the path
 
-
-class Clock:
-    """Stages of a process; the first includes the start of Python, which began at the time in the environment."""
-
-    def __init__(self):
-        self.stages: dict[str, float] = {}
-        self.start = self.last = float(os.environ["BENCH_STARTED"])
-
-    def mark(self, stage: str) -> None:
-        now = time.time()
-        self.stages[stage] = round(1e3 * (now - self.last), 1)
-        self.last = now
-
-    def report(self, error: float, bound: float, builds: int) -> None:
-        first = round(1e3 * (time.time() - self.start), 1)
-        assert error <= bound, f"error {error}"
-        print(json.dumps({"first_result_ms": first, "stages_ms": self.stages, "error": error, "builds": builds}))
-
-
-def _data(cp):
-    import numpy as np
-
-    rng = np.random.default_rng()
-    x = (rng.standard_normal((ROWS, SIZE)) + 1j * rng.standard_normal((ROWS, SIZE))).astype(np.complex64)
-    h = (rng.standard_normal(SIZE) + 1j * rng.standard_normal(SIZE)).astype(np.complex64)
-    want = np.fft.ifft(np.fft.fft(x[:50].astype(complex)) * h)
-    return cp.asarray(x), cp.asarray(h), cp.full((ROWS, SIZE), np.nan, np.complex64), want
-
-
-def _error(y, want, scale=1.0):
-    import numpy as np
-
-    got = y[:50].get() / scale
-    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
-
-
-def two_fft_nvmath() -> None:
-    """The published way."""
-    clock = Clock()
-    clock.mark("python")
-    import cupy as cp
-
-    x, h, y, want = _data(cp)
-    clock.mark("cupy and data")
-    import numpy as np
-    from numba import cuda
-    from nvmath.device import FFT
-
-    clock.mark("import numba, nvmath")
-    options = dict(fft_type="c2c", size=SIZE, precision=np.float32, execution="Block")
-    forward, inverse = FFT(direction="forward", **options), FFT(direction="inverse", **options)
-    storage, stride, ept, fpb = (
-        forward.storage_size,
-        forward.stride,
-        forward.elements_per_thread,
-        forward.ffts_per_block,
+TABLES = {
+    "start": Table(
+        rows=("program",),
+        metric="ms",
+        note="Milliseconds of a whole process that ends with its first correct result.",
     )
-    value_type = forward.value_type
-    shared_size = max(forward.shared_memory_size, inverse.shared_memory_size)
-    block = forward.block_dim
-
-    @cuda.jit
-    def convolve(x, h, y):
-        thread_data = cuda.local.array(storage, value_type)
-        shared = cuda.shared.array(0, value_type)
-        row = cuda.blockIdx.x * fpb + cuda.threadIdx.y
-        if row >= x.shape[0]:
-            return
-        for i in range(ept):
-            thread_data[i] = x[row, cuda.threadIdx.x + i * stride]
-        forward(thread_data, shared)
-        for i in range(ept):
-            thread_data[i] = thread_data[i] * h[cuda.threadIdx.x + i * stride]
-        inverse(thread_data, shared)
-        for i in range(ept):
-            y[row, cuda.threadIdx.x + i * stride] = thread_data[i]
-
-    clock.mark("device functions")
-    convolve[-(-ROWS // fpb), tuple(block), 0, shared_size](x, h, y)
-    cp.cuda.Device().synchronize()
-    clock.mark("compile and launch")
-    clock.report(_error(y, want, SIZE), 1e-5, -1)
-
-
-def two_fft_devkernels() -> None:
-    """The same kernel text through devkernels."""
-    clock = Clock()
-    clock.mark("python")
-    import cupy as cp
-
-    x, h, y, want = _data(cp)
-    clock.mark("cupy and data")
-    from numba import complex64, cuda
-
-    clock.mark("import numba")
-    import numpy as np
-
-    import devkernels
-    from devkernels import cache
-
-    clock.mark("import devkernels")
-    forward = devkernels.fft(fft_type="c2c", size=SIZE, precision=np.float32, direction="forward")
-    inverse = forward.inverse()
-    storage = forward.storage_size
-
-    @devkernels.kernel
-    def convolve(x, h, y):
-        thread_data = cuda.local.array(storage, complex64)
-        shared = cuda.shared.array(0, complex64)
-        row = forward.row()
-        forward.load(x, row, thread_data)
-        forward(thread_data, shared)
-        for i in range(storage):
-            thread_data[i] = thread_data[i] * h[forward.index(i)]
-        cuda.syncthreads()
-        inverse(thread_data, shared)
-        inverse.store(thread_data, y, row)
-
-    clock.mark("device functions")
-    convolve[forward.launch(rows=ROWS)](x, h, y)
-    cp.cuda.Device().synchronize()
-    clock.mark("compile or load, and launch")
-    clock.report(_error(y, want, SIZE), 1e-5, cache.counts()["builds"])
-    if path := os.environ.get("BENCH_IMAGE"):
-        plan = forward.launch(rows=ROWS)
-        notes = {"grid": list(plan[0]), "block": list(plan[1]), "shared": plan[3]}
-        signature = "void(complex64[:,::1], complex64[::1], complex64[:,::1])"
-        devkernels.compile(convolve, signature, notes=notes).save(path)
-
-
-def two_fft_image() -> None:
-    """The same kernel from an image file: no compiler, no Numba."""
-    clock = Clock()
-    clock.mark("python")
-    import cupy as cp
-
-    x, h, y, want = _data(cp)
-    clock.mark("cupy and data")
-    import devkernels
-
-    kernel = devkernels.load_image(os.environ["BENCH_IMAGE"])
-    clock.mark("import devkernels, read image")
-    notes = kernel.image.notes
-    kernel[notes["grid"], notes["block"], None, notes["shared"]](x, h, y)
-    cp.cuda.Device().synchronize()
-    clock.mark("load and launch")
-    assert "numba" not in sys.modules
-    clock.report(_error(y, want, SIZE), 1e-5, 0)
-
-
-def filter_devkernels() -> None:
-    """The ready spectral filter."""
-    clock = Clock()
-    clock.mark("python")
-    import cupy as cp
-
-    x, h, y, want = _data(cp)
-    clock.mark("cupy and data")
-    import devkernels
-    from devkernels import cache
-
-    clock.mark("import devkernels")
-    y = devkernels.spectral_filter(x, h)
-    cp.cuda.Device().synchronize()
-    clock.mark("filter")
-    clock.report(_error(y, want), 1e-5, cache.counts()["builds"])
-
-
-def floor() -> None:
-    """What any CuPy program pays: the interpreter, CuPy, a context, the data, one small kernel of CuPy's own."""
-    clock = Clock()
-    clock.mark("python")
-    import cupy as cp
-
-    x, h, y, want = _data(cp)
-    clock.mark("cupy and data")
-    y[...] = cp.fft.ifft(cp.fft.fft(x) * h)
-    cp.cuda.Device().synchronize()
-    clock.mark("cupy.fft")
-    clock.report(_error(y, want), 1e-5, 0)
+}
 
 
 PROGRAMS = {
@@ -225,10 +51,9 @@ def run(child: str, cache: str, image: str) -> dict[str, object]:
     """Run one child process; return what it measured, with `ms` for all of it."""
     environment = os.environ | {"DEVKERNELS_CACHE_DIR": cache, "BENCH_IMAGE": image, "DEVKERNELS_QUIET": "1"}
     started = time.time()
-    done = subprocess.run(
-        [sys.executable, str(HERE), "--child", child], env=environment | {"BENCH_STARTED": repr(started)},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+    command = [sys.executable, str(HERE.parent / "_start_programs.py"), child]
+    environment |= {"BENCH_STARTED": repr(started)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     total = round(1e3 * (time.time() - started), 1)
     if done.returncode:
         return {"failed": " ".join(done.stderr.split())[-400:]}
@@ -236,17 +61,13 @@ def run(child: str, cache: str, image: str) -> dict[str, object]:
 
 
 def main() -> int:
-    """Measure all programs, or be one of them."""
+    """Measure all programs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--repeats", type=int, default=5, help="processes with a full cache; half as many with none")
     parser.add_argument("--results", type=pathlib.Path)
     parser.add_argument("--commit", help="commit to write into the rows where there is no git")
     parser.add_argument("--program", action="append", choices=list(PROGRAMS))
     options = parser.parse_args()
-    if options.child:
-        globals()[options.child]()
-        return 0
     from bench import harness
 
     surroundings, failures = harness.environment(options.commit), 0
@@ -259,9 +80,8 @@ def main() -> int:
                 repeats = options.repeats if state == "full" else max(options.repeats // 2, 1)
                 runs = []
                 for repeat in range(repeats):
-                    runs.append(
-                        run(child, f"{folder}/{'full' if state == 'full' else f'empty-{contender}-{repeat}'}", image)
-                    )
+                    place = "full" if state == "full" else f"empty-{len(rows)}-{repeat}"
+                    runs.append(run(child, f"{folder}/{place}", image))
                 failed = next((one for one in runs if "failed" in one), None)
                 row = {"case": {"program": program}, "contender": contender, **surroundings, "processes": repeats}
                 if failed is not None:
@@ -272,8 +92,8 @@ def main() -> int:
                     middle = sorted(runs, key=lambda one: one["ms"])[len(runs) // 2]
                     row |= {key: middle[key] for key in ("stages_ms", "error", "builds")}
                 rows.append(row)
-                print(json.dumps({key: row.get(key) for key in ("case", "contender", "ms", "first_result_ms",
-                                                                "stages_ms", "builds", "failed")}), flush=True)  # fmt: skip
+                shown = ("case", "contender", "ms", "first_result_ms", "stages_ms", "builds", "failed")
+                print(json.dumps({key: row.get(key) for key in shown}), flush=True)
         folder_of_results = options.results or harness.RESULTS
         print(harness.merge_rows("start", rows, folder_of_results))
     return 1 if failures else 0

@@ -1,0 +1,205 @@
+"""The programs of bench/start.py, each one a whole process: ``python bench/_start_programs.py NAME``.
+
+in: the environment that bench/start.py sets. out: one line of JSON on stdout. Nothing is imported before a program
+asks for it, since imports are part of what is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+import time
+
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent)]
+
+SIZE, ROWS = 256, 1000
+
+
+class Clock:
+    """Stages of a process; the first includes the start of Python, which began at the time in the environment."""
+
+    def __init__(self):
+        self.stages: dict[str, float] = {}
+        self.start = self.last = float(os.environ["BENCH_STARTED"])
+
+    def mark(self, stage: str) -> None:
+        now = time.time()
+        self.stages[stage] = round(1e3 * (now - self.last), 1)
+        self.last = now
+
+    def report(self, error: float, bound: float, builds: int) -> None:
+        first = round(1e3 * (time.time() - self.start), 1)
+        assert error <= bound, f"error {error}"
+        print(json.dumps({"first_result_ms": first, "stages_ms": self.stages, "error": error, "builds": builds}))
+
+
+def _data(cp):
+    import numpy as np
+
+    rng = np.random.default_rng()
+    x = (rng.standard_normal((ROWS, SIZE)) + 1j * rng.standard_normal((ROWS, SIZE))).astype(np.complex64)
+    h = (rng.standard_normal(SIZE) + 1j * rng.standard_normal(SIZE)).astype(np.complex64)
+    want = np.fft.ifft(np.fft.fft(x[:50].astype(complex)) * h)
+    return cp.asarray(x), cp.asarray(h), cp.full((ROWS, SIZE), np.nan, np.complex64), want
+
+
+def _error(y, want, scale=1.0):
+    import numpy as np
+
+    got = y[:50].get() / scale
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+def two_fft_nvmath() -> None:
+    """The published way."""
+    clock = Clock()
+    clock.mark("python")
+    import cupy as cp
+
+    x, h, y, want = _data(cp)
+    clock.mark("cupy and data")
+    import numpy as np
+    from numba import cuda
+    from nvmath.device import FFT, float32x2, float32x2_type
+
+    clock.mark("import numba, nvmath")
+    options = dict(fft_type="c2c", size=SIZE, precision=np.float32, execution="Block")
+    forward, inverse = FFT(direction="forward", **options), FFT(direction="inverse", **options)
+    storage, stride, ept, fpb = (
+        forward.storage_size,
+        forward.stride,
+        forward.elements_per_thread,
+        forward.ffts_per_block,
+    )
+    shared_size = max(forward.shared_memory_size, inverse.shared_memory_size)
+    block = forward.block_dim
+
+    @cuda.jit
+    def convolve(x, h, y):
+        thread_data = cuda.local.array(storage, float32x2_type)
+        shared = cuda.shared.array(0, float32x2_type)
+        row = cuda.blockIdx.x * fpb + cuda.threadIdx.y
+        if row >= x.shape[0]:
+            return
+        for i in range(ept):
+            a = x[row, cuda.threadIdx.x + i * stride]
+            thread_data[i] = float32x2(a.real, a.imag)
+        forward.execute(thread_data, shared)
+        for i in range(ept):
+            a, b = thread_data[i], h[cuda.threadIdx.x + i * stride]
+            thread_data[i] = float32x2(a.x * b.real - a.y * b.imag, a.x * b.imag + a.y * b.real)
+        cuda.syncthreads()
+        inverse.execute(thread_data, shared)
+        for i in range(ept):
+            a = thread_data[i]
+            y[row, cuda.threadIdx.x + i * stride] = complex(a.x, a.y)
+
+    clock.mark("device functions")
+    convolve[-(-ROWS // fpb), tuple(block), 0, shared_size](x, h, y)
+    cp.cuda.Device().synchronize()
+    clock.mark("compile and launch")
+    clock.report(_error(y, want, SIZE), 1e-5, -1)
+
+
+def two_fft_devkernels() -> None:
+    """The same kernel text through devkernels."""
+    clock = Clock()
+    clock.mark("python")
+    import cupy as cp
+
+    x, h, y, want = _data(cp)
+    clock.mark("cupy and data")
+    from numba import complex64, cuda
+
+    clock.mark("import numba")
+    import numpy as np
+
+    import devkernels
+    from devkernels import cache
+
+    clock.mark("import devkernels")
+    forward = devkernels.fft(fft_type="c2c", size=SIZE, precision=np.float32, direction="forward")
+    inverse = forward.inverse()
+    storage = forward.storage_size
+
+    @devkernels.kernel
+    def convolve(x, h, y):
+        thread_data = cuda.local.array(storage, complex64)
+        shared = cuda.shared.array(0, complex64)
+        row = forward.row()
+        forward.load(x, row, thread_data)
+        forward(thread_data, shared)
+        for i in range(storage):
+            thread_data[i] = thread_data[i] * h[forward.index(i)]
+        cuda.syncthreads()
+        inverse(thread_data, shared)
+        inverse.store(thread_data, y, row)
+
+    clock.mark("device functions")
+    convolve[forward.launch(rows=ROWS)](x, h, y)
+    cp.cuda.Device().synchronize()
+    clock.mark("compile or load, and launch")
+    clock.report(_error(y, want, SIZE), 1e-5, cache.counts()["builds"])
+    if path := os.environ.get("BENCH_IMAGE"):
+        plan = forward.launch(rows=ROWS)
+        notes = {"grid": list(plan[0]), "block": list(plan[1]), "shared": plan[3]}
+        signature = "void(complex64[:,::1], complex64[::1], complex64[:,::1])"
+        devkernels.compile(convolve, signature, notes=notes).save(path)
+
+
+def two_fft_image() -> None:
+    """The same kernel from an image file: no compiler, no Numba."""
+    clock = Clock()
+    clock.mark("python")
+    import cupy as cp
+
+    x, h, y, want = _data(cp)
+    clock.mark("cupy and data")
+    import devkernels
+
+    kernel = devkernels.load_image(os.environ["BENCH_IMAGE"])
+    clock.mark("import devkernels, read image")
+    notes = kernel.image.notes
+    kernel[notes["grid"], notes["block"], None, notes["shared"]](x, h, y)
+    cp.cuda.Device().synchronize()
+    clock.mark("load and launch")
+    assert "numba" not in sys.modules
+    clock.report(_error(y, want, SIZE), 1e-5, 0)
+
+
+def filter_devkernels() -> None:
+    """The ready spectral filter."""
+    clock = Clock()
+    clock.mark("python")
+    import cupy as cp
+
+    x, h, y, want = _data(cp)
+    clock.mark("cupy and data")
+    import devkernels
+    from devkernels import cache
+
+    clock.mark("import devkernels")
+    y = devkernels.spectral_filter(x, h)
+    cp.cuda.Device().synchronize()
+    clock.mark("filter")
+    clock.report(_error(y, want), 1e-5, cache.counts()["builds"])
+
+
+def floor() -> None:
+    """What any CuPy program pays: the interpreter, CuPy, a context, the data, one small kernel of CuPy's own."""
+    clock = Clock()
+    clock.mark("python")
+    import cupy as cp
+
+    x, h, y, want = _data(cp)
+    clock.mark("cupy and data")
+    y[...] = cp.fft.ifft(cp.fft.fft(x) * h)
+    cp.cuda.Device().synchronize()
+    clock.mark("cupy.fft")
+    clock.report(_error(y, want), 1e-5, 0)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
