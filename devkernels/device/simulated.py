@@ -148,6 +148,11 @@ def transform(fft, values: np.ndarray) -> np.ndarray:
     """Transform one row as the device function does: element order and layouts of both sides, no scaling."""
     spec, n = fft.spec, fft.size
     wide = values.astype(np.complex128)
+    with np.errstate(all="ignore"):  # NaN and overflow pass silently on a GPU
+        return _round(fft, _transform_wide(spec, n, wide))
+
+
+def _transform_wide(spec, n: int, wide: np.ndarray) -> np.ndarray:
     if spec.fft_type == "c2c":
         out = np.fft.fft(wide) if spec.direction == "forward" else np.fft.ifft(wide) * n
     elif spec.fft_type == "r2c":
@@ -165,7 +170,7 @@ def transform(fft, values: np.ndarray) -> np.ndarray:
             half[0] = wide[0].real
         samples = np.fft.irfft(half, n) * n
         out = samples.view(np.complex128) if spec.real_mode == "folded" else samples.astype(np.complex128)
-    return _round(fft, out)
+    return out
 
 
 def call(fft, *arrays) -> None:

@@ -264,7 +264,7 @@ class SpectralFilter:
             )
         if 0 in seen.shape:
             raise ArgumentError(f"{name} has shape {seen.shape}: no rows. Pass at least one row.", spec=self)
-        if seen.shape[-1] > 1 and seen.strides[-1] != seen.itemsize or (rows.tail == 2 and seen.strides[-2] != 4):
+        if (seen.shape[-1] > 1 and seen.strides[-1] != seen.itemsize) or (rows.tail == 2 and seen.strides[-2] != 4):
             raise ArgumentError(
                 f"the last axis of {name} is not contiguous (strides {seen.strides} bytes); pass a contiguous copy, "
                 f"such as numpy.ascontiguousarray({name}) or {name}.contiguous().",
