@@ -1,0 +1,318 @@
+"""What `devkernels.linear.torch` runs: planned products on raw tensors, the autograd functions, the operators.
+
+in: tensors without regard to autograd.  out: results, and what the backward pass needs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from devkernels.errors import ArgumentError
+from devkernels.linear import elementwise
+from devkernels.linear.arrays import CPU, package
+from devkernels.linear.epilog import Epilog, gelu_aux_columns, relu_mask_bytes
+from devkernels.linear.matmul import prepare
+from devkernels.linear.operands import analyse, default_compute_type
+
+_ARRAYS = package("torch")
+_LIMIT = 512
+_entries: dict[tuple, _Entry] = {}
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or _ARRAYS.stream
+_float32 = torch.float32
+_precision = torch.get_float32_matmul_precision
+_empty = torch.empty
+
+
+class _Entry:
+    """A planned product ``x @ weight.T`` with all that a call needs at hand."""
+
+    __slots__ = ("aux_dtype", "aux_shape", "device", "dtype", "index", "lt", "prepared", "shape")
+
+    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, code: int, compute_type: str | None):
+        flat = flatten("x", x)
+        if weight.dim() != 2 or flat.shape[-1] != weight.shape[1]:
+            raise ArgumentError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit: the last axes differ.")
+        operands = analyse(flat, weight.T, bias=bias, epilog=Epilog(code), compute_type=compute_type)
+        self.prepared = prepare(operands)
+        self.lt = self.prepared.lean
+        spec = self.prepared.spec
+        self.shape = (*x.shape[:-1], spec.n)
+        self.dtype, self.device, self.index = x.dtype, x.device, operands.device
+        name = spec.epilog.aux_output
+        self.aux_shape = self.aux_dtype = None
+        if name == "relu_aux":
+            self.aux_shape, self.aux_dtype = (spec.m, relu_mask_bytes(spec.n)), torch.uint8
+        elif name == "gelu_aux":
+            self.aux_shape, self.aux_dtype = (spec.m, gelu_aux_columns(spec.n)), x.dtype
+
+
+def flatten(name: str, x: Tensor) -> Tensor:
+    """View (or, where there is no view, copy) of a tensor as (tokens, features)."""
+    if x.dim() == 0 or x.numel() == 0:
+        raise ArgumentError(f"{name} has shape {tuple(x.shape)}; at least one token of features is needed.")
+    if x.dim() == 2 and 1 in x.stride():
+        return x
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def run(x: Tensor, weight: Tensor, bias: Tensor | None, code: int) -> tuple[Tensor, Tensor | None]:
+    """``epilog(x @ weight.T + bias)`` and the raw mask, if the epilog (by number) makes one."""
+    x_pointer, w_pointer = x.data_ptr(), weight.data_ptr()
+    compute = "32f_fast_tf32" if x.dtype is _float32 and _precision() != "highest" else None
+    if bias is None:
+        b_pointer = 0
+        key = (x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), weight.dtype, code, x.get_device(),
+               weight.get_device(), compute)  # fmt: skip
+    else:
+        b_pointer = bias.data_ptr()
+        key = (x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), weight.dtype, code, x.get_device(),
+               weight.get_device(), compute, bias.shape, bias.stride(), bias.dtype, bias.get_device())  # fmt: skip
+    aligned = not (x_pointer | w_pointer | b_pointer) & 255
+    if not aligned:
+        key = (*key, (x_pointer | w_pointer | b_pointer) & 255)
+    entry = _entries.get(key)
+    if entry is None:
+        entry = _Entry(x, weight, bias, code, compute)
+        while len(_entries) >= _LIMIT:
+            _entries.pop(next(iter(_entries)), None)
+        _entries[key] = entry
+    lt = entry.lt
+    if lt is None:
+        return _run_fully(entry, x, weight, bias)
+    out = _empty(entry.shape, dtype=entry.dtype, device=entry.device)
+    aux, aux_pointer = None, 0
+    if entry.aux_shape is not None:
+        aux = _empty(entry.aux_shape, dtype=entry.aux_dtype, device=entry.device)
+        aux_pointer = aux.data_ptr()
+    if not _contiguous_enough(x):
+        x = flatten("x", x)
+        x_pointer = x.data_ptr()
+    lt.launch(x_pointer, w_pointer, 0, out.data_ptr(), b_pointer, aux_pointer, _raw_stream(entry.index))
+    return out, aux
+
+
+def _contiguous_enough(x: Tensor) -> bool:
+    """Whether the tensor's own memory is what was planned for (no copy was needed to flatten it)."""
+    return x.is_contiguous() or (x.dim() == 2 and 1 in x.stride())
+
+
+def _run_fully(entry: _Entry, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    out, mask, _ = entry.prepared(flatten("x", x), weight.T, None, bias)
+    return out.reshape(entry.shape), None if mask is None else mask._buffer.data
+
+
+_products: dict[tuple, object] = {}
+
+
+def product(epilog: Epilog, a: Tensor, b: Tensor, aux: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """``epilog(a @ b)`` of two matrices and its bias gradient; `aux` is the raw mask of a backward epilog."""
+    compute = default_compute_type(_ARRAYS, str(a.dtype)[6:])
+    key = (int(epilog), a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, a.get_device(), b.get_device(),
+           (a.data_ptr() | b.data_ptr()) & 255, compute)  # fmt: skip
+    prepared = _products.get(key)
+    if prepared is None:
+        prepared = prepare(analyse(a, b, epilog=epilog, compute_type=compute))
+        while len(_products) >= _LIMIT:
+            _products.pop(next(iter(_products)), None)
+        _products[key] = prepared
+    out, _, gradient = prepared(a, b, None, None, aux)
+    return out, gradient
+
+
+def through_activation(activation: str | None, dy: Tensor, kept: Tensor | None) -> Tensor:
+    """Gradient before the activation; `kept` is the result for ReLU, the raw GELU aux for GELU."""
+    if activation == "relu":
+        return torch.ops.aten.threshold_backward(dy, kept, 0)
+    if activation == "gelu":
+        return torch.ops.aten.gelu_backward(dy, kept[:, : dy.shape[-1]], approximate="tanh")
+    return dy
+
+
+def backward(dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, activation: str | None,
+             needs: tuple[bool, bool, bool]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients of input, weight and bias of one layer, those that are needed."""
+    flat = flatten("dy", dy)
+    if kept is not None and activation == "relu":
+        kept = kept.reshape(flat.shape)
+    dz = through_activation(activation, flat, kept)
+    dx = dw = db = None
+    if needs[0]:
+        dx = product(Epilog.DEFAULT, dz, weight)[0].reshape(x.shape)
+    if needs[1]:
+        dw, db = product(Epilog.BGRADA if needs[2] else Epilog.DEFAULT, dz.T, flatten("x", x))
+    elif needs[2]:
+        db = dz.sum(0)
+    return dx, dw, db
+
+
+class LinearFunction(torch.autograd.Function):
+    """`fused_linear` with its gradients."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, activation):
+        """Run the product; keep the result (ReLU) or its input (GELU)."""
+        gelu = activation == "gelu"
+        code = int(Epilog.of(activation, bias=bias is not None, aux=gelu))
+        y, aux = run(x, weight, bias, code)
+        ctx.activation = activation
+        ctx.save_for_backward(x, weight, y if activation == "relu" else aux)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        """Two products, the second with the bias gradient as its epilog."""
+        x, weight, kept = ctx.saved_tensors
+        return (*backward(dy, x, weight, kept, ctx.activation, ctx.needs_input_grad[:3]), None)
+
+
+def mlp_forward(x: Tensor, weights, biases, activation: str) -> list[Tensor]:
+    """Result, then the inputs of all layers but the first, then the raw masks of all layers but the last."""
+    code = int(Epilog.of(activation, bias=True, aux=True))
+    inputs, masks = [], []
+    for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+        x, mask = run(x, weight, bias, code)
+        inputs.append(x)
+        masks.append(mask)
+    y, _ = run(x, weights[-1], biases[-1], int(Epilog.BIAS))
+    return [y, *inputs, *masks]
+
+
+def mlp_backward(dy: Tensor, x: Tensor, weights, kept, activation: str) -> list[Tensor]:
+    """Gradient of the input, of all weights, and of all biases."""
+    layers = len(weights)
+    inputs, masks = [x, *kept[: layers - 1]], kept[layers - 1 :]
+    below = Epilog.DRELU_BGRAD if activation == "relu" else Epilog.DGELU_BGRAD
+    dz, known = flatten("dy", dy), None
+    weight_gradients, bias_gradients = [], []
+    for index in range(layers - 1, -1, -1):
+        dw, db = product(Epilog.BGRADA if known is None else Epilog.DEFAULT, dz.T, flatten("x", inputs[index]))
+        weight_gradients.append(dw)
+        bias_gradients.append(db if known is None else known)
+        if index:
+            dz, known = product(below, dz, weights[index], masks[index - 1])
+        else:
+            dz, known = product(Epilog.DEFAULT, dz, weights[0])
+    return [dz.reshape(x.shape), *weight_gradients[::-1], *bias_gradients[::-1]]
+
+
+class MlpFunction(torch.autograd.Function):
+    """`FusedMLP` with its gradients."""
+
+    @staticmethod
+    def forward(ctx, x, activation, layers, *parameters):
+        """Run all layers; keep their inputs and masks."""
+        weights, biases = parameters[:layers], parameters[layers:]
+        y, *kept = mlp_forward(x, weights, biases, activation)
+        ctx.activation, ctx.layers = activation, layers
+        ctx.save_for_backward(x, *weights, *kept)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        """Two products for each layer."""
+        x, *saved = ctx.saved_tensors
+        dx, *rest = mlp_backward(dy, x, saved[: ctx.layers], saved[ctx.layers :], ctx.activation)
+        return (dx, None, None, *rest)
+
+
+# ---------------------------------------------------------------- operators for torch.compile
+
+
+@torch.library.custom_op("devkernels::linear_forward", mutates_args=())
+def linear_forward_op(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, aux: bool
+) -> tuple[Tensor, Tensor]:
+    """Result and raw mask (empty without `aux`)."""
+    code = int(Epilog.of(None if activation == "none" else activation, bias=bias is not None, aux=aux))
+    y, mask = run(x, weight, bias, code)
+    return y, x.new_empty(0) if mask is None else mask
+
+
+@linear_forward_op.register_fake
+def _(x, weight, bias, activation, aux):
+    y = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    return y, _fake_mask(y, activation) if aux else x.new_empty(0)
+
+
+def _fake_mask(y: Tensor, activation: str) -> Tensor:
+    tokens, n = y.numel() // y.shape[-1], y.shape[-1]
+    if activation == "relu":
+        return y.new_empty((tokens, relu_mask_bytes(n)), dtype=torch.uint8)
+    return y.new_empty((tokens, gelu_aux_columns(n)))
+
+
+@torch.library.custom_op("devkernels::linear_backward", mutates_args=())
+def linear_backward_op(
+    dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor, activation: str, has_bias: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All gradients of one layer."""
+    name = None if activation == "none" else activation
+    dx, dw, db = backward(dy, x, weight, kept, name, (True, True, has_bias))
+    return dx, dw, x.new_empty(0) if db is None else db
+
+
+@linear_backward_op.register_fake
+def _(dy, x, weight, kept, activation, has_bias):
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), x.new_empty(weight.shape[0] if has_bias else 0)
+
+
+def _setup(ctx, inputs, output):
+    x, weight, bias, activation, _ = inputs
+    y, mask = output
+    ctx.activation, ctx.has_bias = activation, bias is not None
+    ctx.save_for_backward(x, weight, y if activation == "relu" else mask)
+
+
+def _backward(ctx, dy, _):
+    x, weight, kept = ctx.saved_tensors
+    dx, dw, db = linear_backward_op(dy, x, weight, kept, ctx.activation, ctx.has_bias)
+    return dx, dw, db if ctx.has_bias else None, None, None
+
+
+linear_forward_op.register_autograd(_backward, setup_context=_setup)
+
+
+@torch.library.custom_op("devkernels::mlp_forward", mutates_args=())
+def mlp_forward_op(x: Tensor, weights: list[Tensor], biases: list[Tensor], activation: str) -> list[Tensor]:
+    """See `mlp_forward`."""
+    return mlp_forward(x, weights, biases, activation)
+
+
+@mlp_forward_op.register_fake
+def _(x, weights, biases, activation):
+    results = [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights]
+    return [results[-1], *results[:-1], *(_fake_mask(r, activation) for r in results[:-1])]
+
+
+@torch.library.custom_op("devkernels::mlp_backward", mutates_args=())
+def mlp_backward_op(
+    dy: Tensor, x: Tensor, weights: list[Tensor], kept: list[Tensor], activation: str
+) -> list[Tensor]:
+    """See `mlp_backward`."""
+    return mlp_backward(dy, x, weights, kept, activation)
+
+
+@mlp_backward_op.register_fake
+def _(dy, x, weights, kept, activation):
+    return [x.new_empty(x.shape), *(w.new_empty(w.shape) for w in weights), *(w.new_empty(w.shape[0]) for w in weights)]
+
+
+def _mlp_setup(ctx, inputs, output):
+    x, weights, _, activation = inputs
+    ctx.activation, ctx.layers = activation, len(weights)
+    ctx.save_for_backward(x, *weights, *output[1:])
+
+
+def _mlp_backward(ctx, gradients):
+    x, *saved = ctx.saved_tensors
+    layers = ctx.layers
+    dx, *rest = mlp_backward_op(gradients[0], x, saved[:layers], saved[layers:], ctx.activation)
+    return dx, rest[:layers], rest[layers:], None
+
+
+mlp_forward_op.register_autograd(_mlp_backward, setup_context=_mlp_setup)
+_ = (CPU, elementwise)

@@ -1,0 +1,274 @@
+"""`FusedLinear` and `FusedMLP`: layers with explicit forward and backward, on CuPy or NumPy.
+
+in: arrays (…, in_features).  out: arrays (…, out_features), and gradients of input, weight and bias.
+
+Which products a training step takes, and what each does besides multiplying:
+
+    forward          x @ W.T        RELU_AUX_BIAS / GELU_AUX_BIAS: bias, activation, mask
+    weight gradient  dz.T @ x       BGRADA (for cuBLASLt, which sees the transpose, BGRADB): also the bias gradient
+    input gradient   dz @ W         DRELU_BGRAD / DGELU_BGRAD where the layer below has an activation: its derivative
+                                    and its bias gradient
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
+from devkernels.linear import activations
+from devkernels.linear.arrays import CPU, arrays_of, package
+from devkernels.linear.epilog import Epilog
+from devkernels.linear.masks import Lifetime, Mask
+from devkernels.linear.matmul import product
+
+
+class Gradients(NamedTuple):
+    """What `FusedLinear.backward` returns."""
+
+    input: object
+    weight: object
+    bias: object
+
+
+class Saved:
+    """What a forward pass leaves for its backward pass: the input and the mask that belong together. Used once."""
+
+    __slots__ = ("lead", "mask", "owner", "used", "x")
+
+    def __init__(self, owner: object, x, mask: Mask | None, lead: tuple[int, ...]):
+        self.owner, self.x, self.mask, self.lead, self.used = owner, x, mask, lead, False
+
+
+class FusedLinear:
+    """``activation(x @ weight.T + bias)`` with its backward pass.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+        Sizes of the last axes of input and result.
+    activation : {None, "relu", "gelu"}
+        GELU is the tanh approximation.
+    bias : bool
+        Whether there is one.
+    dtype : str
+        float16, bfloat16 (CuPy), float32, float64.
+    package : {"numpy", "cupy"}
+        Whose arrays the layer works on. For torch see `devkernels.linear.torch`.
+    device : int
+        Device number (CuPy).
+    compute_type : str, optional
+        As for `fused_matmul`.
+    seed : int, optional
+        Weights and bias are uniform within ``1 / sqrt(in_features)``, as in torch's nn.Linear.
+
+    Attributes
+    ----------
+    weight : array, shape (out_features, in_features)
+    bias : array, shape (out_features,), or None
+        Both may be replaced, or changed in place, between calls.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, activation: str | None = None, bias: bool = True,
+                 dtype: str = "float32", package_name: str = "numpy", device: int = 0, compute_type: str | None = None,
+                 seed: int | None = None):  # fmt: skip
+        for name, value in (("in_features", in_features), ("out_features", out_features)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise SpecError(f"{name}={value!r} must be a whole number of at least 1.")
+        Epilog.of(activation, bias=bias, aux=False)  # says what is wrong with the activation
+        if package_name not in ("numpy", "cupy"):
+            raise SpecError(f"package={package_name!r}; possible are 'numpy' and 'cupy' (torch has modules of its own).")
+        self.in_features, self.out_features, self.activation = in_features, out_features, activation
+        self.compute_type, self.dtype = compute_type, dtype
+        self.arrays = package(package_name)
+        self.device = CPU if package_name == "numpy" else device
+        self._lifetime = Lifetime()
+        self._last: Saved | None = None
+        import numpy
+
+        random = numpy.random.default_rng(seed)
+        limit = 1.0 / math.sqrt(in_features)
+        self.weight = self._parameter(random.uniform(-limit, limit, (out_features, in_features)))
+        self.bias = self._parameter(random.uniform(-limit, limit, out_features)) if bias else None
+
+    def _parameter(self, values):
+        with self.arrays.on(self.device):
+            return self.arrays.xp.asarray(values).astype(self.arrays.dtype(self.dtype))
+
+    def _flat(self, name: str, x, features: int):
+        """View of an array as (tokens, features)."""
+        if arrays_of(x, name) is not self.arrays:
+            raise ArgumentTypeError(f"{name} is not an array of {self.arrays.name}, on which this layer works.")
+        if x.ndim == 0 or x.shape[-1] != features:
+            raise ArgumentError(f"{name} has shape {x.shape}; its last axis must be {features}.")
+        return x if x.ndim == 2 else self.arrays.xp.ascontiguousarray(x).reshape(-1, features)
+
+    def forward(self, x, *, out=None, training: bool = True, stream=None):
+        """Return ``activation(x @ weight.T + bias)``, shape (…, out_features).
+
+        With `training`, what the backward pass needs is kept in the layer until `backward` uses it.
+        """
+        y, saved = self.forward_saving(x, out=out, training=training, stream=stream)
+        if training:
+            self._last = saved
+        return y
+
+    __call__ = forward
+
+    def forward_saving(self, x, *, out=None, training: bool = True, stream=None):
+        """As `forward`, but return what the backward pass needs instead of keeping it: ``(y, saved)``."""
+        flat = self._flat("x", x, self.in_features)
+        epilog = Epilog.of(self.activation, bias=self.bias is not None, aux=training and self.activation is not None)
+        lead = x.shape[:-1]
+        target = None if out is None else self._flat("out", out, self.out_features)
+        if out is not None and target is not out and out.shape[:-1] != lead:
+            raise ArgumentError(f"out has shape {out.shape}, but the result has {(*lead, self.out_features)}.")
+        y, mask, _ = product(
+            epilog, flat, self.weight.T, bias=self.bias, out=target, compute_type=self.compute_type, stream=stream,
+            lifetime=self._lifetime,
+        )  # fmt: skip
+        saved = Saved(self, flat, mask, lead) if training else None
+        return (y if len(lead) == 1 else y.reshape(*lead, self.out_features)), saved
+
+    def _take(self, saved: Saved | None) -> Saved:
+        if saved is None:
+            saved, self._last = self._last, None
+            if saved is None:
+                raise ArgumentError("backward() has no forward pass to belong to; call forward() with training first.")
+        if not isinstance(saved, Saved) or saved.owner is not self:
+            raise ArgumentError("saved= is not what this layer's forward_saving() returned.")
+        if saved.used:
+            raise ArgumentError("this forward pass has been used by a backward pass already; run it again.")
+        saved.used = True
+        return saved
+
+    def backward(self, dy, saved: Saved | None = None, *, stream=None) -> Gradients:
+        """Gradients of the last training `forward`, or of the one that `saved` comes from.
+
+        Parameters
+        ----------
+        dy : array
+            Gradient of the result, of its shape.
+
+        Returns
+        -------
+        Gradients
+            ``input`` (…, in_features), ``weight`` (out_features, in_features), ``bias`` (out_features,) or None.
+        """
+        expected = saved if saved is not None else self._last
+        if isinstance(expected, Saved) and dy.shape != (*expected.lead, self.out_features):
+            raise ArgumentError(f"dy has shape {dy.shape}, but the result had {(*expected.lead, self.out_features)}.")
+        saved = self._take(saved)
+        dz = self._through_activation(dy, saved)
+        weight, bias = self.parameter_gradients(dz, saved, need_bias=self.bias is not None, stream=stream)
+        dx, _ = self.input_gradient(dz, None, None, stream=stream)
+        return Gradients(dx.reshape(*saved.lead, self.in_features), weight, bias)
+
+    def _through_activation(self, dy, saved: Saved):
+        """Gradient before the activation."""
+        flat = self._flat("dy", dy, self.out_features)
+        if saved.mask is None:
+            return flat
+        return activations.multiply_derivative(self.arrays, flat, saved.mask, self.device)
+
+    def parameter_gradients(self, dz, saved: Saved, *, need_bias: bool, stream=None):
+        """Weight gradient, and bias gradient where needed, in one product over the tokens."""
+        weight, _, bias = product(
+            Epilog.BGRADA if need_bias else Epilog.DEFAULT, dz.T, saved.x, compute_type=self.compute_type, stream=stream
+        )
+        return weight, bias
+
+    def input_gradient(self, dz, below: str | None, mask: Mask | None, *, stream=None):
+        """``dz @ weight``; with the mask of the layer below, times its derivative, and that layer's bias gradient."""
+        epilog = {None: Epilog.DEFAULT, "relu": Epilog.DRELU_BGRAD, "gelu": Epilog.DGELU_BGRAD}[below]
+        dx, _, bias = product(epilog, dz, self.weight, mask=mask, compute_type=self.compute_type, stream=stream)
+        return dx, bias
+
+    def parameters(self) -> list:
+        """Weight and bias (without None)."""
+        return [p for p in (self.weight, self.bias) if p is not None]
+
+    def free(self) -> None:
+        """Void the masks that this layer has made."""
+        self._lifetime.ended = "the layer it belongs to was freed"
+        self._last = None
+
+    def __repr__(self) -> str:
+        return (f"FusedLinear({self.in_features}, {self.out_features}, activation={self.activation!r}, "
+                f"bias={self.bias is not None}, dtype={self.dtype!r}, package={self.arrays.name!r})")  # fmt: skip
+
+
+class FusedMLP:
+    """Layers one after another, with the activation between them (not after the last).
+
+    The backward pass takes two products for each layer: the derivative of the activation below and that layer's bias
+    gradient are epilogs of the input gradient.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Features of the input, of each hidden layer, and of the result.
+    activation : {"relu", "gelu"}
+        Between the layers.
+    seed : int, optional
+        Seed of the first layer; the others count on from it.
+    **options
+        As for `FusedLinear`.
+    """
+
+    def __init__(self, sizes: Sequence[int], *, activation: str = "relu", seed: int | None = None, **options):
+        if len(sizes) < 2:
+            raise SpecError(f"sizes={list(sizes)!r} must name at least the input's and the result's features.")
+        last = len(sizes) - 2
+        self.layers = [
+            FusedLinear(a, b, activation=None if i == last else activation, seed=None if seed is None else seed + i,
+                        **options)
+            for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True))
+        ]  # fmt: skip
+        self._last: list[Saved] | None = None
+
+    def __iter__(self) -> Iterator[FusedLinear]:
+        return iter(self.layers)
+
+    def forward(self, x, *, training: bool = True, stream=None):
+        """Result of the last layer, shape (…, sizes[-1])."""
+        kept = []
+        for layer in self.layers:
+            x, saved = layer.forward_saving(x, training=training, stream=stream)
+            kept.append(saved)
+        if training:
+            self._last = kept
+        return x
+
+    __call__ = forward
+
+    def backward(self, dy, *, stream=None) -> tuple[object, list[tuple[object, object]]]:
+        """Gradient of the input, and (weight, bias) gradients of each layer, for the last training `forward`."""
+        if self._last is None:
+            raise ArgumentError("backward() has no forward pass to belong to; call forward() with training first.")
+        kept, self._last = self._last, None
+        lead = kept[0].lead
+        if dy.shape != (*lead, self.layers[-1].out_features):
+            raise ArgumentError(f"dy has shape {dy.shape}; the result had {(*lead, self.layers[-1].out_features)}.")
+        gradients: list[tuple[object, object]] = []
+        top = self.layers[-1]
+        dz, known = top._through_activation(dy, kept[-1]), None
+        for index in range(len(self.layers) - 1, -1, -1):
+            layer, saved = self.layers[index], layer_take(self.layers[index], kept[index])
+            need = layer.bias is not None
+            weight, bias = layer.parameter_gradients(dz, saved, need_bias=need and known is None, stream=stream)
+            gradients.append((weight, (bias if known is None else known) if need else None))
+            below = self.layers[index - 1] if index else None
+            mask = kept[index - 1].mask if index else None
+            dz, known = layer.input_gradient(dz, below.activation if below else None, mask, stream=stream)
+        return dz.reshape(*lead, self.layers[0].in_features), gradients[::-1]
+
+    def parameters(self) -> list:
+        """Weights and biases of all layers, in order."""
+        return [p for layer in self.layers for p in layer.parameters()]
+
+
+def layer_take(layer: FusedLinear, saved: Saved) -> Saved:
+    """Mark a forward pass as used."""
+    return layer._take(saved)

@@ -1,0 +1,188 @@
+"""Fused linear layers for torch: `fused_linear`, `FusedLinear`, `FusedMLP`, with autograd, autocast and torch.compile.
+
+in: tensors (…, in_features) on the CPU or a CUDA device.  out: tensors (…, out_features).
+
+Three roads lead to the same products: without gradients, the planned call itself (no dispatcher in between); with
+gradients, an autograd function around it; under torch.compile, registered operators that the compiler takes as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from devkernels.errors import ArgumentError, SpecError
+from devkernels.linear import _torch_ops as ops
+from devkernels.linear.epilog import Epilog
+
+__all__ = ["FusedLinear", "FusedMLP", "fused_linear"]
+
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
+
+
+@functools.cache
+def _code(activation: str | None, bias: bool) -> int:
+    return int(Epilog.of(activation, bias=bias, aux=False))
+
+
+def _autocast(x: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Operands in the dtype of the autocast context that is active on their device, if any."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(kind)
+        return tuple(None if t is None else t.to(dtype) for t in (x, *others))
+    return (x, *others)
+
+
+def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+    """``activation(x @ weight.T + bias)`` in one fused product; differentiable once.
+
+    Parameters
+    ----------
+    x : Tensor, shape (…, in_features)
+    weight : Tensor, shape (out_features, in_features)
+    bias : Tensor, shape (out_features,), optional
+    activation : {None, "relu", "gelu"}
+        GELU is the tanh approximation (``torch.nn.GELU("tanh")``).
+
+    Returns
+    -------
+    Tensor, shape (…, out_features)
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, DeviceMismatchError, SpecError
+        Before anything is launched.
+    """
+    if _compiling():
+        return _traced(x, weight, bias, activation)
+    if _any_autocast():
+        x, weight, bias = _autocast(x, weight, bias)
+    if _grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
+        return ops.LinearFunction.apply(x, weight, bias, activation)
+    return ops.run(x, weight, bias, _code(activation, bias is not None))[0]
+
+
+def _traced(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    """The same through the registered operator, for torch.compile and torch.export."""
+    x, weight, bias = _autocast(x, weight, bias)
+    return torch.ops.devkernels.linear_forward(x, weight, bias, activation or "none", activation == "gelu")[0]
+
+
+class FusedLinear(nn.Module):
+    """``activation(x @ weight.T + bias)`` as a module; parameters, their names and their start are those of nn.Linear.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+        Sizes of the last axes of input and result.
+    bias : bool
+        Whether there is one.
+    activation : {None, "relu", "gelu"}
+        GELU is the tanh approximation.
+    device, dtype : optional
+        As for nn.Linear.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, activation: str | None = None,
+                 device=None, dtype=None):  # fmt: skip
+        super().__init__()
+        for name, value in (("in_features", in_features), ("out_features", out_features)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise SpecError(f"{name}={value!r} must be a whole number of at least 1.")
+        Epilog.of(activation, bias=bias, aux=False)
+        self.in_features, self.out_features, self.activation = in_features, out_features, activation
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
+        if bias:
+            self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start values of nn.Linear: uniform within ``1 / sqrt(in_features)``."""
+        limit = 1.0 / math.sqrt(self.in_features)
+        with torch.no_grad():
+            self.weight.uniform_(-limit, limit)
+            if self.bias is not None:
+                self.bias.uniform_(-limit, limit)
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, activation: str | None = None) -> FusedLinear:
+        """Make a layer that shares the parameters of an nn.Linear."""
+        layer = cls(linear.in_features, linear.out_features, linear.bias is not None, activation, device="meta")
+        layer.weight = linear.weight
+        if linear.bias is not None:
+            layer.bias = linear.bias
+        return layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``activation(x @ weight.T + bias)``, shape (…, out_features)."""
+        if _compiling():
+            return _traced(x, self.weight, self.bias, self.activation)
+        parameters = self._parameters  # nn.Module.__getattr__ costs a microsecond for each parameter
+        if "weight" not in parameters:  # weight_norm and the like make it a plain attribute
+            return fused_linear(x, self.weight, self.bias, self.activation)
+        return fused_linear(x, parameters["weight"], parameters["bias"], self.activation)
+
+    def extra_repr(self) -> str:
+        """Arguments, as nn.Linear shows them."""
+        return (f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+                f"activation={self.activation!r}")  # fmt: skip
+
+
+class FusedMLP(nn.Module):
+    """Linear layers with an activation between them, as one differentiable step.
+
+    The backward pass takes two products for each layer and no pass over the activations besides: the derivative of
+    each activation and each bias gradient are epilogs of the products (DRELU_BGRAD, DGELU_BGRAD, BGRADB).
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Features of the input, of each hidden layer, and of the result.
+    activation : {"relu", "gelu"}
+        Between the layers, not after the last.
+    device, dtype : optional
+        As for nn.Linear.
+
+    Notes
+    -----
+    ``state_dict`` has ``layers.0.weight``, ``layers.0.bias``, ``layers.1.weight`` ...
+    """
+
+    def __init__(self, sizes: Sequence[int], activation: str = "relu", device=None, dtype=None):
+        super().__init__()
+        if len(sizes) < 2:
+            raise SpecError(f"sizes={list(sizes)!r} must name at least the input's and the result's features.")
+        if activation not in ("relu", "gelu"):
+            raise SpecError(f"activation={activation!r}; possible between layers are 'relu' and 'gelu'.")
+        last = len(sizes) - 2
+        self.activation = activation
+        self.layers = nn.ModuleList(
+            FusedLinear(a, b, activation=None if i == last else activation, device=device, dtype=dtype)
+            for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Result of the last layer, shape (…, sizes[-1])."""
+        weights = [layer.weight for layer in self.layers]
+        biases = [layer.bias for layer in self.layers]
+        if any(b is None for b in biases):
+            raise ArgumentError("FusedMLP needs a bias in each layer; chain FusedLinear modules instead.")
+        if _compiling() or _any_autocast():
+            x, *cast = _autocast(x, *weights, *biases)
+            weights, biases = cast[: len(weights)], cast[len(weights) :]
+        if _compiling():
+            return torch.ops.devkernels.mlp_forward(x, weights, biases, self.activation)[0]
+        if _grad_enabled() and (x.requires_grad or any(p.requires_grad for p in (*weights, *biases))):
+            return ops.MlpFunction.apply(x, self.activation, len(weights), *weights, *biases)
+        for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            x = ops.run(x, weight, bias, _code(None if index == len(weights) - 1 else self.activation, True))[0]
+        return x
