@@ -97,7 +97,9 @@ def analyse(a, b, *, c=None, bias=None, out=None, epilog: Epilog = Epilog.DEFAUL
     batch = tuple(told_a.shape[:-2]) or tuple(told_b.shape[:-2])
     if math.prod(batch) == 1 and math.prod(told_b.shape[:-2]) > 1:
         batch = tuple(told_b.shape[:-2])
-    fields: dict[str, object] = {}
+    fields: dict[str, object] = {
+        "a": Layout.of("a", told_a.shape, told_a.strides, batch), "b": Layout.of("b", told_b.shape, told_b.strides, batch)
+    }  # fmt: skip
     bits = arrays.pointer(a) | arrays.pointer(b)
     if told_a.dtype != told_b.dtype and not (is_fp8(told_a.dtype) and is_fp8(told_b.dtype)):
         raise ArgumentTypeError(f"a is {told_a.dtype} and b is {told_b.dtype}; convert one of them.")
@@ -133,7 +135,6 @@ def analyse(a, b, *, c=None, bias=None, out=None, epilog: Epilog = Epilog.DEFAUL
         bits |= arrays.pointer(bias)
     spec = MatmulSpec(
         m, n, k, told_a.dtype, batch, epilog, b_dtype=told_b.dtype, out_dtype=result_dtype, compute_type=compute_type,
-        a=Layout.of("a", told_a.shape, told_a.strides, batch), b=Layout.of("b", told_b.shape, told_b.strides, batch),
         scaled=scaled, **fields,
     )  # fmt: skip
     return Operands(spec, arrays, device, alignment_of(bits))

@@ -226,13 +226,16 @@ class FusedMatmul:
         """Pointer of `out` if it is just what is planned for (contiguous, aligned), else 0."""
         if type(out) is not self._kind or out.shape != self._prepared.out_shape or out.dtype != self._out_dtype_object:
             return 0
-        if self._arrays.name == "torch":
-            pointer = out.data_ptr()
-            same = out.is_contiguous() and out.get_device() == self._device
-        else:
+        name = self._arrays.name
+        if name == "cupy":
             data = out.data
             pointer = data.ptr
             same = out.strides == self._out_strides and data.device_id == self._device
+        elif name == "torch":
+            pointer = out.data_ptr()
+            same = out.is_contiguous() and out.get_device() == self._device
+        else:
+            pointer, same = self._pointer(out), out.strides == self._out_strides
         return pointer if same and not pointer & 255 else 0
 
     def _execute_fully(self, out, aux, stream):

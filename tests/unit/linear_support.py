@@ -1,0 +1,71 @@
+"""What the tests of devkernels.linear share: float64 references, and worlds to run in (NumPy, or a cuBLASLt on the CPU)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from devkernels.linear import _cublaslt, arrays, matmul, plan
+from tests.unit.fake_cublaslt import FakeCublasLt
+
+SCALE = np.sqrt(2 / np.pi)
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(SCALE * (x + 0.044715 * x**3)))
+
+
+def gelu_slope(x):
+    t = np.tanh(SCALE * (x + 0.044715 * x**3))
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * SCALE * (1 + 3 * 0.044715 * x * x)
+
+
+def forward_reference(a, b, *, bias=0.0, activation=None, c=0.0, alpha=1.0, beta=1.0):
+    """Result and input of the activation, in float64 (complex128)."""
+    wide = np.complex128 if np.iscomplexobj(a) else np.float64
+    z = alpha * (np.asarray(a, wide) @ np.asarray(b, wide)) + beta * np.asarray(c, wide) + np.asarray(bias, wide)
+    return {None: lambda x: x, "relu": lambda x: np.maximum(x, 0), "gelu": gelu}[activation](z), z
+
+
+class FakeDevice(arrays.NumpyArrays):
+    """NumPy's arrays as if they lay on device 0."""
+
+    streams = 0
+
+    def describe(self, array):
+        return super().describe(array)._replace(device=0)
+
+    def stream(self, device):
+        return self.streams
+
+    def device_name(self, device):
+        return "Fake GPU"
+
+    def milliseconds(self, run, device):
+        run()
+        return 1.0
+
+
+def enter_world(monkeypatch, tmp_path, kind, **options):
+    """Start afresh; with kind "lt", products of NumPy arrays go through descriptors and a cuBLASLt on the CPU."""
+    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
+    for store in (matmul._calls, plan._plans, _cublaslt._handles, _cublaslt._workspaces):
+        monkeypatch.setattr(*_owner(store), type(store)())
+    monkeypatch.setattr(_cublaslt, "_workspace_memory", [])
+    from devkernels import cache
+
+    cache.forget()
+    if kind == "numpy":
+        return None
+    fake = FakeCublasLt(**options)
+    monkeypatch.setattr(_cublaslt, "bindings", lambda: fake)
+    monkeypatch.setattr(_cublaslt, "library_version", lambda: 130000)
+    monkeypatch.setitem(arrays._by_type, np.ndarray, FakeDevice())
+    return fake
+
+
+def _owner(store):
+    for module in (matmul, plan, _cublaslt):
+        for name, value in vars(module).items():
+            if value is store:
+                return module, name
+    raise AssertionError
