@@ -25,7 +25,19 @@ _PUBLIC = {
     "plan_cache_info": "devkernels.linear.plan",
 }
 
-__all__ = list(_PUBLIC)
+__all__ = [
+    "Epilog",
+    "FusedLinear",
+    "FusedMLP",
+    "FusedMatmul",
+    "GeluAux",
+    "Layout",
+    "MatmulSpec",
+    "ReluMask",
+    "clear_plans",
+    "fused_matmul",
+    "plan_cache_info",
+]
 
 
 def __getattr__(name: str):

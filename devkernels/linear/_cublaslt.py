@@ -19,7 +19,7 @@ from devkernels.linear.arrays import Arrays
 from devkernels.linear.epilog import Epilog, gelu_aux_columns, relu_mask_bytes
 from devkernels.linear.spec import Layout, MatmulSpec, is_fp8
 
-# torch reserves as much for cuBLASLt on Hopper. The size is fixed: CUDA graphs keep the address they were captured with.
+# As much as torch reserves on Hopper. The size is fixed: CUDA graphs keep the address they were captured with.
 WORKSPACE_BYTES = 32 << 20
 _MAX_WORKSPACES = 64
 _DUMMY = 0x100  # the heuristic wants pointers to be set; only their alignment is looked at
@@ -39,7 +39,7 @@ _MAX_WORKSPACE, _ALIGN_A, _ALIGN_B, _ALIGN_C, _ALIGN_D = 1, 5, 6, 7, 8
 
 
 class NoAlgorithmError(SpecError):
-    """This device and library have no kernel for the product with this epilog; nothing was launched."""
+    """The device and library have no kernel for a product with its epilog; nothing was launched."""
 
 
 @functools.cache
@@ -140,8 +140,8 @@ class LtMatmul:
         self._handle = _handle(arrays, device)
         compute = _COMPUTE[spec.compute_type]
         complex_ = spec.dtype.startswith("complex")
-        scale_type = 2 if spec.compute_type == "16f" else {(False, False): 0, (False, True): 4, (True, False): 1,
-                                                           (True, True): 5}[spec.accumulate == "float64", complex_]  # fmt: skip
+        real, complex_type = (1, 5) if spec.accumulate == "float64" else (0, 4)
+        scale_type = 2 if spec.compute_type == "16f" else complex_type if complex_ else real
         self._alpha, self._beta = _scalar(alpha, scale_type), _scalar(beta, scale_type)
         self._slot = ctypes.c_int64(_DUMMY)
         self._descriptor = lt.matmul_desc_create(compute, scale_type)

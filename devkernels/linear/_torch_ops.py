@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from devkernels.errors import ArgumentError
-from devkernels.linear import elementwise
-from devkernels.linear.arrays import CPU, package
+from devkernels.linear.arrays import package
 from devkernels.linear.epilog import Epilog, gelu_aux_columns, relu_mask_bytes
 from devkernels.linear.matmul import prepare
 from devkernels.linear.operands import analyse, default_compute_type
@@ -33,7 +32,7 @@ class _Entry:
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, code: int, compute_type: str | None):
         flat = flatten("x", x)
         if weight.dim() != 2 or flat.shape[-1] != weight.shape[1]:
-            raise ArgumentError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit: the last axes differ.")
+            raise ArgumentError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)}: their last axes must be equal.")
         operands = analyse(flat, weight.T, bias=bias, epilog=Epilog(code), compute_type=compute_type)
         self.prepared = prepare(operands)
         self.lt = self.prepared.lean
@@ -289,9 +288,7 @@ def _(x, weights, biases, activation):
 
 
 @torch.library.custom_op("devkernels::mlp_backward", mutates_args=())
-def mlp_backward_op(
-    dy: Tensor, x: Tensor, weights: list[Tensor], kept: list[Tensor], activation: str
-) -> list[Tensor]:
+def mlp_backward_op(dy: Tensor, x: Tensor, weights: list[Tensor], kept: list[Tensor], activation: str) -> list[Tensor]:
     """See `mlp_backward`."""
     return mlp_backward(dy, x, weights, kept, activation)
 
@@ -315,4 +312,3 @@ def _mlp_backward(ctx, gradients):
 
 
 mlp_forward_op.register_autograd(_mlp_backward, setup_context=_mlp_setup)
-_ = (CPU, elementwise)

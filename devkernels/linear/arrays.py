@@ -1,7 +1,7 @@
 """One face for the arrays of NumPy, CuPy and torch: what they are, where they lie, how to make new ones.
 
-in: an array.  out: its `Arrays` (the package) and `Described` (shape, strides, dtype, device). A package is touched only
-if the caller's array shows that it is imported already.
+in: an array.  out: its `Arrays` (the package) and `Described` (shape, strides, dtype, device). A package is touched
+only if the caller's array shows that it is imported already.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def arrays_of(array: object, name: str = "array") -> Arrays:
         if module is not None and isinstance(array, getattr(module, class_name, ())):
             _by_type[kind] = _PACKAGES[package_name]
             return _PACKAGES[package_name]
-    raise ArgumentTypeError(f"{name} is a {kind.__module__}.{kind.__qualname__}; pass an array of NumPy, CuPy or torch.")
+    raise ArgumentTypeError(f"{name} is a {kind.__module__}.{kind.__qualname__}, not an array of NumPy, CuPy or torch.")
 
 
 def stream_pointer(stream: object) -> int:

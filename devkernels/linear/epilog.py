@@ -93,7 +93,7 @@ class Epilog(enum.IntEnum):
             try:
                 return cls(int(value))
             except ValueError:
-                raise SpecError(f"epilog={value!r} is no number of an epilog; use a name such as 'RELU_BIAS'.") from None
+                raise SpecError(f"epilog={value!r} is no epilog's number; use a name such as 'RELU_BIAS'.") from None
         raise ArgumentTypeError(f"epilog={value!r} is neither a name nor an Epilog.")
 
     @classmethod

@@ -12,6 +12,7 @@ Which products a training step takes, and what each does besides multiplying:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from devkernels.linear.arrays import CPU, arrays_of, package
 from devkernels.linear.epilog import Epilog
 from devkernels.linear.masks import Lifetime, Mask
 from devkernels.linear.matmul import product
+from devkernels.linear.stateful import FusedMatmul
 
 
 class Gradients(NamedTuple):
@@ -78,7 +80,7 @@ class FusedLinear:
                 raise SpecError(f"{name}={value!r} must be a whole number of at least 1.")
         Epilog.of(activation, bias=bias, aux=False)  # says what is wrong with the activation
         if package_name not in ("numpy", "cupy"):
-            raise SpecError(f"package={package_name!r}; possible are 'numpy' and 'cupy' (torch has modules of its own).")
+            raise SpecError(f"package={package_name!r}; possible are 'numpy' and 'cupy' (torch has its own modules).")
         self.in_features, self.out_features, self.activation = in_features, out_features, activation
         self.compute_type, self.dtype = compute_type, dtype
         self.arrays = package(package_name)
@@ -185,6 +187,12 @@ class FusedLinear:
         dx, _, bias = product(epilog, dz, self.weight, mask=mask, compute_type=self.compute_type, stream=stream)
         return dx, bias
 
+    def autotune(self, x, *, backward: bool = True, candidates: int = 16) -> list[dict[str, object]]:
+        """Time the kernels for inputs of this shape and keep the fastest, on disk too; see `FusedMatmul.autotune`."""
+        flat = self._flat("x", x, self.in_features)
+        return autotune(flat, self.weight, self.bias, self.activation, compute_type=self.compute_type,
+                        backward=backward, candidates=candidates)  # fmt: skip
+
     def parameters(self) -> list:
         """Weight and bias (without None)."""
         return [p for p in (self.weight, self.bias) if p is not None]
@@ -224,7 +232,7 @@ class FusedMLP:
         self.layers = [
             FusedLinear(a, b, activation=None if i == last else activation, seed=None if seed is None else seed + i,
                         **options)
-            for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True))
+            for i, (a, b) in enumerate(itertools.pairwise(sizes))
         ]  # fmt: skip
         self._last: list[Saved] | None = None
 
@@ -272,3 +280,29 @@ class FusedMLP:
 def layer_take(layer: FusedLinear, saved: Saved) -> Saved:
     """Mark a forward pass as used."""
     return layer._take(saved)
+
+
+def autotune(x, weight, bias, activation: str | None, *, compute_type=None, backward: bool = True,
+             candidates: int = 16) -> list[dict[str, object]]:  # fmt: skip
+    """Time the candidates of every product that a layer takes for an input (tokens, in_features); keep the fastest.
+
+    Returns
+    -------
+    list of dict
+        One report for each product, with its ``spec``.
+    """
+    inputs = {} if bias is None else {"bias": bias}
+    forward = [Epilog.of(activation, bias=bias is not None, aux=False)]
+    if backward and activation:
+        forward.append(Epilog.of(activation, bias=bias is not None, aux=True))
+    jobs = [(x, weight.T, epilog, inputs) for epilog in forward]
+    if backward:
+        y = FusedMatmul(x, weight.T, epilog=forward[0], epilog_inputs=inputs, compute_type=compute_type,
+                        allow_unfused=True).plan().execute()  # fmt: skip
+        jobs += [(y.T, x, Epilog.DEFAULT if bias is None else Epilog.BGRADA, {}), (y, weight, Epilog.DEFAULT, {})]
+    reports = []
+    for a, b, epilog, given in jobs:
+        with FusedMatmul(a, b, epilog=epilog, epilog_inputs=given, compute_type=compute_type, allow_unfused=True) as mm:
+            report = mm.plan().autotune(candidates=candidates)
+            reports.append({"spec": str(mm.spec), **report})
+    return reports

@@ -83,7 +83,7 @@ class Mask:
         self._check_alive("written again")
         if (tuple(shape), dtype, device, arrays) != (self.shape, self.dtype, self.device, self.arrays):
             raise ArgumentError(
-                f"aux={self!r} cannot be written again for a result of shape {tuple(shape)}, {dtype} on device {device}."
+                f"aux={self!r} cannot be written again for a {dtype} result of shape {tuple(shape)}, device {device}."
             )
         self._buffer.generation += 1
         return type(self)(self._buffer, shape, dtype, device, arrays, lifetime)

@@ -11,7 +11,14 @@ from devkernels.errors import ArgumentError
 from devkernels.linear.arrays import CPU, Arrays, arrays_of, stream_pointer
 from devkernels.linear.epilog import Epilog
 from devkernels.linear.masks import MASKS, Lifetime, Mask
-from devkernels.linear.operands import Operands, analyse, default_compute_type, device_scale, finite_number, gradient_shape
+from devkernels.linear.operands import (
+    Operands,
+    analyse,
+    default_compute_type,
+    device_scale,
+    finite_number,
+    gradient_shape,
+)
 from devkernels.linear.plan import Plan, plan_for
 
 _CALLS_LIMIT = 512
@@ -98,7 +105,8 @@ def _signature(arrays: Arrays, x) -> tuple | None:
 
 
 def fused_matmul(a, b, *, bias=None, activation=None, c=None, alpha=1.0, beta=None, aux=False, out=None,
-                 compute_type=None, out_dtype=None, scale_a=None, scale_b=None, scale_out=None, stream=None):  # fmt: skip
+                 compute_type=None, out_dtype=None, scale_a=None, scale_b=None, scale_out=None,
+                 stream=None):  # fmt: skip
     """``activation(alpha * a @ b + beta * c + bias)``, row-major in and out, in one fused call where there is one.
 
     Parameters

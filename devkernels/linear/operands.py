@@ -93,13 +93,14 @@ def analyse(a, b, *, c=None, bias=None, out=None, epilog: Epilog = Epilog.DEFAUL
     (m, k), (k_b, n) = told_a.shape[-2:], told_b.shape[-2:]
     if k != k_b:
         hint = " Did you mean b.T?" if told_b.shape[-1] == k else ""
-        raise ArgumentError(f"a {told_a.shape} and b {told_b.shape} do not fit: k is {k} in `a` and {k_b} in `b`.{hint}")
+        raise ArgumentError(f"a {told_a.shape} and b {told_b.shape}: k is {k} in `a` and {k_b} in `b`.{hint}")
     batch = tuple(told_a.shape[:-2]) or tuple(told_b.shape[:-2])
     if math.prod(batch) == 1 and math.prod(told_b.shape[:-2]) > 1:
         batch = tuple(told_b.shape[:-2])
     fields: dict[str, object] = {
-        "a": Layout.of("a", told_a.shape, told_a.strides, batch), "b": Layout.of("b", told_b.shape, told_b.strides, batch)
-    }  # fmt: skip
+        "a": Layout.of("a", told_a.shape, told_a.strides, batch),
+        "b": Layout.of("b", told_b.shape, told_b.strides, batch),
+    }
     bits = arrays.pointer(a) | arrays.pointer(b)
     if told_a.dtype != told_b.dtype and not (is_fp8(told_a.dtype) and is_fp8(told_b.dtype)):
         raise ArgumentTypeError(f"a is {told_a.dtype} and b is {told_b.dtype}; convert one of them.")
@@ -141,7 +142,7 @@ def analyse(a, b, *, c=None, bias=None, out=None, epilog: Epilog = Epilog.DEFAUL
 
 
 def default_compute_type(arrays: Arrays, dtype: str) -> str | None:
-    """torch's switch for tf32 where the operands are torch's; else None (the dtype's default)."""
+    """Compute type by torch's switch for tf32 where the operands are torch's; else None (the dtype's default)."""
     if arrays.name == "torch" and dtype == "float32" and arrays.torch.get_float32_matmul_precision() != "highest":
         return "32f_fast_tf32"
     return None

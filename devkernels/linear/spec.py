@@ -211,7 +211,7 @@ class MatmulSpec:
         if any(size % 16 for size in (self.m, self.n, self.k)):
             raise SpecError(f"8-bit floats need m, n and k divisible by 16; got m={self.m}, n={self.n}, k={self.k}.")
         if self.a.transposed or not self.b.transposed:
-            raise SpecError("8-bit floats need a row-major `a` and a transposed view as `b` (x @ w.T with row-major w).")
+            raise SpecError("8-bit floats need row-major `a` and a transposed view `b` (x @ w.T with row-major w).")
 
     @property
     def batch_count(self) -> int:

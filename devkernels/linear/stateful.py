@@ -1,7 +1,7 @@
 """`FusedMatmul`: one product, planned once and executed often, with every epilog by name.
 
-in: a `MatmulSpec` or arrays.  out: ``plan`` / ``autotune`` / ``execute`` / ``reset_operands`` / ``free``, the life cycle
-of nvmath's Matmul, with row-major meaning.
+in: a `MatmulSpec` or arrays.  out: ``plan`` / ``autotune`` / ``execute`` / ``reset_operands`` / ``free``, the life
+cycle of nvmath's Matmul, with row-major meaning.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ class FusedMatmul:
             self._pointer = pointer
             self._kind = type(self._a)
             size = self._a.itemsize
-            self._out_strides = (*(spec.m * spec.n * size * step for step in _batch_steps(spec.batch)), spec.n * size, size)
+            lead = (spec.m * spec.n * size * step for step in _batch_steps(spec.batch))
+            self._out_strides = (*lead, spec.n * size, size)
             self._launch = prepared.lean.launch
             self._out_dtype_object = self._arrays.dtype(spec.out_dtype)
 
@@ -327,7 +328,7 @@ class FusedMatmul:
         prepared = self._prepared
         raw = self._check_aux(prepared.spec)
         bias = self._inputs.get("bias") if self._epilog.has_bias else None
-        out, mask, _ = prepared(self._a, self._b, self._c, bias, raw)
+        out, _, _ = prepared(self._a, self._b, self._c, bias, raw)
 
         def run() -> None:
             prepared(self._a, self._b, self._c, bias, raw, out, None)

@@ -3,12 +3,13 @@
 in: tensors (…, in_features) on the CPU or a CUDA device.  out: tensors (…, out_features).
 
 Three roads lead to the same products: without gradients, the planned call itself (no dispatcher in between); with
-gradients, an autograd function around it; under torch.compile, registered operators that the compiler takes as they are.
+gradients, an autograd function around it; under torch.compile, registered operators that the compiler leaves whole.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from devkernels.errors import ArgumentError, SpecError
 from devkernels.linear import _torch_ops as ops
 from devkernels.linear.epilog import Epilog
+from devkernels.linear.layer import autotune as tune
 
 __all__ = ["FusedLinear", "FusedMLP", "fused_linear"]
 
@@ -131,6 +133,13 @@ class FusedLinear(nn.Module):
             return fused_linear(x, self.weight, self.bias, self.activation)
         return fused_linear(x, parameters["weight"], parameters["bias"], self.activation)
 
+    def autotune(self, x: Tensor, *, backward: bool = True, candidates: int = 16) -> list[dict[str, object]]:
+        """Time the kernels for inputs of this shape and keep the fastest, on disk too; see `FusedMatmul.autotune`."""
+        with torch.no_grad():
+            bias = None if self.bias is None else self.bias.detach()
+            x, weight, bias = _autocast(x.detach(), self.weight.detach(), bias)
+            return tune(ops.flatten("x", x), weight, bias, self.activation, backward=backward, candidates=candidates)
+
     def extra_repr(self) -> str:
         """Arguments, as nn.Linear shows them."""
         return (f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
@@ -167,7 +176,7 @@ class FusedMLP(nn.Module):
         self.activation = activation
         self.layers = nn.ModuleList(
             FusedLinear(a, b, activation=None if i == last else activation, device=device, dtype=dtype)
-            for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True))
+            for i, (a, b) in enumerate(itertools.pairwise(sizes))
         )
 
     def forward(self, x: Tensor) -> Tensor:

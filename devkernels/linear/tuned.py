@@ -6,6 +6,7 @@ in: an `LtMatmul`.  out: the same with its algorithm chosen. `measure` times the
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable
 
@@ -32,6 +33,11 @@ def choose(lt: LtMatmul) -> None:
             return
     best = lt.candidates(1)[0]
     lt.use(best["algo"].tobytes(), int(best["workspace_size"]))
+
+
+def _repeat(run: Callable[[], None], times: int) -> None:
+    for _ in range(times):
+        run()
 
 
 def measure(lt: LtMatmul, run: Callable[[], None], *, candidates: int = 16, rounds: int = 5) -> dict[str, object]:
@@ -63,7 +69,7 @@ def measure(lt: LtMatmul, run: Callable[[], None], *, candidates: int = 16, roun
                     took = lt.arrays.milliseconds(run, lt.device)
                     repeats = max(repeats, 1 if took > 0.2 else 10)
                     continue
-                samples[index].append(lt.arrays.milliseconds(lambda: [run() for _ in range(repeats)], lt.device))
+                samples[index].append(lt.arrays.milliseconds(functools.partial(_repeat, run, repeats), lt.device))
             except Exception:  # noqa: BLE001 - a candidate that cannot run is no candidate
                 failed.add(index)
     times = [statistics.median(s) / repeats if s and i not in failed else None for i, s in enumerate(samples)]

@@ -19,7 +19,7 @@ _SIZES = {
 }
 
 
-class cuBLASLtError(Exception):  # noqa: N801, N818 - the binding's name
+class cuBLASLtError(Exception):
     pass
 
 

@@ -1,4 +1,4 @@
-"""What the tests of devkernels.linear share: float64 references, and worlds to run in (NumPy, or a cuBLASLt on the CPU)."""
+"""What the tests of devkernels.linear share: float64 references, and worlds to run in (NumPy, or a CPU cuBLASLt)."""
 
 from __future__ import annotations
 

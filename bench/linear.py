@@ -1,0 +1,276 @@
+"""Linear layers with bias and activation against CuPy, nvmath and torch: ``python bench/linear.py [--quick]``.
+
+in: the shapes (tokens, out, in) of `SHAPES`, float16.  out: bench/results/linear.json.
+
+All peers of a case run in one process and take turns (see bench/harness.py). Rows of devkernels carry `plan_us` and
+`autotune_ms`, the costs that are paid once. ``bindings alone`` is cublasLtMatmul through nvmath's bindings with ready
+descriptors: the least that a call can cost the host. Errors are looked at on 64 rows of the result, in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import pathlib
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent)]
+
+from bench import harness  # noqa: E402
+from bench.harness import Contender, Setup  # noqa: E402
+from bench.report import Table  # noqa: E402
+
+GRAPH = True
+SHAPES = [(65536, 8192, 16384), (16384, 4096, 1024), (8192, 4096, 4096), (4096, 3072, 768), (2048, 3072, 768),
+          (256, 1024, 1024), (64, 512, 512)]  # fmt: skip
+CASES = [
+    {"tokens": tokens, "out": out, "in": k, "activation": activation, "work": work}
+    for work in ("forward", "forward+backward")
+    for activation in ("relu", "gelu")
+    for tokens, out, k in SHAPES
+]
+_FORWARD = {
+    "cupy naive": "CuPy", "nvmath Matmul": "nvmath", "torch eager": "torch", "torch addmm_activation": "torch addmm",
+    "torch.compile": "torch.compile", "bindings alone": "bindings", "FusedMatmul out=": "FusedMatmul out=",
+    "FusedMatmul": "FusedMatmul", "fused_matmul out=": "fused_matmul out=", "torch function": "fused_linear",
+    "torch module": "torch FusedLinear",
+}  # fmt: skip
+_BOTH = {"torch eager": "torch", "torch.compile": "torch.compile", "layer (CuPy)": "FusedLinear",
+         "torch module": "torch FusedLinear"}  # fmt: skip
+_ROWS = ("tokens", "out", "in", "activation")
+TABLES = {
+    "forward": Table(_ROWS, "ms", _FORWARD, {"work": "forward"}, "Forward, ms of one call, as called."),
+    "graph": Table(_ROWS, "graph_ms", _FORWARD, {"work": "forward"}, "Forward, ms in a replayed CUDA graph."),
+    "host": Table(_ROWS, "host_us", _FORWARD, {"work": "forward"}, "Host cost of a forward call, microseconds."),
+    "backward": Table(_ROWS, "ms", _BOTH, {"work": "forward+backward"}, "Forward and backward, ms."),
+}
+_compiled: dict[object, object] = {}
+
+
+def _torch_activation(activation):
+    import torch
+
+    return torch.relu if activation == "relu" else lambda z: torch.nn.functional.gelu(z, approximate="tanh")
+
+
+def _plain(activation):
+    import torch
+
+    act = _torch_activation(activation)
+    return lambda x, w, b: act(torch.nn.functional.linear(x, w, b))
+
+
+def _compile(activation, key):
+    """One compiled function for each case, so that none is compiled for dynamic shapes."""
+    import torch
+
+    torch._dynamo.reset()
+    return torch.compile(_plain(activation), dynamic=False)
+
+
+class _Data:
+    """Operands of a case, shared by CuPy and torch, and the float64 reference on some rows."""
+
+    def __init__(self, case, rows=64):
+        import cupy as cp
+        import numpy as np
+        import torch
+
+        m, n, k = case["tokens"], case["out"], case["in"]
+        random = cp.random.default_rng(7)
+        draw = lambda *shape: random.standard_normal(shape, dtype="float32").astype("float16")  # noqa: E731
+        self.x, self.w, self.b = draw(m, k), draw(n, k) / cp.float16(k**0.5), draw(n)
+        self.dy = draw(m, n) if "backward" in case["work"] else None
+        share = lambda a: None if a is None else torch.as_tensor(a, device="cuda")  # noqa: E731
+        self.tx, self.tw, self.tb, self.tdy = (share(a) for a in (self.x, self.w, self.b, self.dy))
+        self.rows = cp.asarray(np.unique(np.linspace(0, m - 1, rows).astype(int)))
+        wide = self.w.astype("float64")
+        z = self.x[self.rows].astype("float64") @ wide.T + self.b.astype("float64")
+        if case["activation"] == "relu":
+            self.y, slope = cp.maximum(z, 0), (z > 0).astype("float64")
+        else:
+            s = (2 / np.pi) ** 0.5
+            t = cp.tanh(s * (z + 0.044715 * z**3))
+            self.y = 0.5 * z * (1 + t)
+            slope = 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * s * (1 + 3 * 0.044715 * z * z)
+        if self.dy is not None:
+            self.dx = (self.dy[self.rows].astype("float64") * slope) @ wide
+        self.flops = 2.0 * m * n * k
+        self.moved = 2 * (m * k + n * k + m * n + n)
+
+    def error(self, result, want):
+        import cupy as cp
+
+        got = cp.asarray(result)[self.rows] if result.shape[0] != len(self.rows) else cp.asarray(result)
+        return float(cp.linalg.norm(got.astype("float64") - want) / cp.linalg.norm(want))
+
+
+def _forward(case, data, with_compile) -> list[Contender]:
+    import cupy as cp
+    import nvmath
+    import torch
+
+    from devkernels.linear import FusedMatmul, fused_matmul
+    from devkernels.linear.torch import FusedLinear, fused_linear
+
+    relu = case["activation"] == "relu"
+    x, w, b = data.x, data.w, data.b
+    epilog = "RELU_BIAS" if relu else "GELU_BIAS"
+    contenders: list[Contender] = []
+    closing = []
+
+    def add(name, run, **extra):
+        keep = {}
+
+        def go():
+            keep["result"] = run()
+
+        contenders.append(Contender(name, go, lambda: data.error(keep["result"], data.y), 4e-3, extra=extra))
+
+    def naive():
+        z = x @ w.T + b
+        if relu:
+            return cp.maximum(z, 0)
+        s = cp.float16(0.7978845608)
+        return cp.float16(0.5) * z * (cp.float16(1) + cp.tanh(s * (z + cp.float16(0.044715) * z * z * z)))
+
+    add("cupy naive", naive)
+    advanced = nvmath.linalg.advanced
+    theirs = advanced.Matmul(w, x.T)
+    theirs.plan(epilog=advanced.MatmulEpilog[epilog], epilog_inputs={"bias": b})
+    closing.append(theirs.free)
+    add("nvmath Matmul", lambda: theirs.execute().T)
+
+    start = time.perf_counter()
+    ours = FusedMatmul(x, w.T, epilog=epilog, bias=b).plan()
+    plan_us = (time.perf_counter() - start) * 1e6
+    start = time.perf_counter()
+    told = ours.autotune(candidates=16, rounds=3 if data.flops > 1e12 else 7)
+    costs = {"plan_us": plan_us, "autotune_ms": (time.perf_counter() - start) * 1e3, "tuned_index": told["best"]}
+    closing.append(ours.free)
+    out = cp.empty((case["tokens"], case["out"]), "float16")
+    add("bindings alone", _bindings_alone(ours, out))
+    add("FusedMatmul out=", lambda: ours.execute(out=out), **costs)
+    add("FusedMatmul", ours.execute, **costs)
+    add("fused_matmul out=", lambda: fused_matmul(x, w.T, bias=b, activation=case["activation"], out=out))
+
+    tx, tw, tb = data.tx, data.tw, data.tb
+    act = _torch_activation(case["activation"])
+    linear = torch.nn.functional.linear
+    add("torch eager", lambda: act(linear(tx, tw, tb)))
+    add("torch addmm_activation", lambda: torch._addmm_activation(tb, tx, tw.t(), use_gelu=not relu))
+    if with_compile:
+        compiled = _compile(case["activation"], tuple(case.values()))
+        add("torch.compile", lambda: compiled(tx, tw, tb))
+    module = FusedLinear(case["in"], case["out"], activation=case["activation"], device="meta")
+    module.weight, module.bias = torch.nn.Parameter(tw, False), torch.nn.Parameter(tb, False)
+    add("torch function", lambda: fused_linear(tx, tw, tb, case["activation"]))
+    add("torch module", lambda: module(tx))
+    contenders[0].closing = closing
+    return contenders
+
+
+def _bindings_alone(ours, out):
+    from nvmath.bindings import cublasLt
+
+    lt, matmul = ours._prepared.lean, cublasLt.matmul
+    a, b, _ = ours._pointers
+    ours.execute(out=out)
+    size = 32 << 20 if lt.workspace_bytes else 0
+    import cupy as cp
+
+    from devkernels.linear import _cublaslt
+
+    space = 0
+    if size:
+        space = _cublaslt._workspaces[(lt.arrays.name, lt.device)][cp.cuda.get_current_stream().ptr]
+    fixed = (lt._handle, lt._descriptor, ctypes.addressof(lt._alpha), b, lt._b, a, lt._a, ctypes.addressof(lt._beta), 0,
+             lt._c, out.data.ptr, lt._d, ctypes.addressof(lt._algorithm), space, size,
+             cp.cuda.get_current_stream().ptr)  # fmt: skip
+
+    def run():
+        matmul(*fixed)
+        return out
+
+    return run
+
+
+def _both(case, data, with_compile) -> list[Contender]:
+    import torch
+
+    from devkernels.linear import FusedLinear
+    from devkernels.linear import torch as ours_torch
+
+    contenders: list[Contender] = []
+
+    def add(name, run, **extra):
+        keep = {}
+
+        def go():
+            keep["dx"] = run()
+
+        contenders.append(Contender(name, go, lambda: data.error(keep["dx"], data.dx), 1e-2, graph=False, extra=extra))
+
+    tx = data.tx.detach().requires_grad_()
+    tw, tb = data.tw.detach().requires_grad_(), data.tb.detach().requires_grad_()
+    plain = _plain(case["activation"])
+    add("torch eager", lambda: torch.autograd.grad(plain(tx, tw, tb), (tx, tw, tb), data.tdy)[0])
+    if with_compile:
+        compiled = _compile(case["activation"], tuple(case.values()))
+        add("torch.compile", lambda: torch.autograd.grad(compiled(tx, tw, tb), (tx, tw, tb), data.tdy)[0])
+    module = ours_torch.FusedLinear(case["in"], case["out"], activation=case["activation"], device="meta")
+    module.weight, module.bias = torch.nn.Parameter(tw.detach()), torch.nn.Parameter(tb.detach())
+    start = time.perf_counter()
+    told = module.autotune(tx, candidates=8)
+    costs = {"autotune_ms": (time.perf_counter() - start) * 1e3, "tuned_index": [t["best"] for t in told]}
+    layer = FusedLinear(case["in"], 1, activation=case["activation"], dtype="float16", package_name="cupy")
+    layer.out_features, layer.weight, layer.bias = case["out"], data.w, data.b
+
+    def ours():
+        layer.forward(data.x)
+        return layer.backward(data.dy).input
+
+    add("torch module", lambda: torch.autograd.grad(module(tx), (tx, module.weight, module.bias), data.tdy)[0], **costs)
+    add("layer (CuPy)", ours, **costs)
+    return contenders
+
+
+def set_up(case: dict[str, object], with_compile: bool = True) -> Setup:
+    """Contenders of one case."""
+    data = _Data(case)
+    if case["work"] == "forward":
+        contenders = _forward(case, data, with_compile)
+        return Setup(contenders, data.moved, data.flops, lambda: [f() for f in contenders[0].closing])
+    return Setup(_both(case, data, with_compile), data.moved * 3, 3 * data.flops)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few rounds, no torch.compile")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it takes minutes in all)")
+    parser.add_argument("--select", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--results", type=pathlib.Path, default=harness.RESULTS)
+    parser.add_argument("--commit")
+    options = parser.parse_args(arguments)
+    import torch  # noqa: F401 - the harness makes its stream current for torch if torch is there
+
+    from bench.run import select
+
+    failures = 0
+    for case in select(CASES, options.select):
+        large = case["tokens"] * case["out"] * case["in"] > 1e12
+        effort = harness.Effort(
+            rounds=2 if large else 5 if options.quick else 15,
+            host_launches=5 if large else 50, host_rounds=1 if large else 3, graph=not large,
+        )  # fmt: skip
+        failures += harness.run_benchmark(
+            "linear", [case], lambda c: set_up(c, not (options.quick or options.no_compile)), effort=effort,
+            folder=options.results, commit_name=options.commit,
+        )  # fmt: skip
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,426 @@
+"""devkernels.linear on a GPU, with CuPy and torch: every epilog against float64, streams, graphs, threads, fp8."""
+
+import importlib.util
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+from devkernels.errors import ArgumentError, DeviceMismatchError, DevkernelsError, SpecError
+from devkernels.linear import (
+    Epilog,
+    FusedLinear,
+    FusedMatmul,
+    FusedMLP,
+    fused_matmul,
+    plan_cache_info,
+)
+from devkernels.tolerance import product_bound, relative_error, unit_roundoff
+from tests.unit.linear_support import forward_reference, gelu_slope
+
+HAVE = {name: importlib.util.find_spec(name) is not None for name in ("cupy", "torch", "ml_dtypes", "nvmath")}
+pytestmark = pytest.mark.skipif(not HAVE["nvmath"], reason="needs nvmath-python (extra cu12 or cu13)")
+PACKAGES = [pytest.param(p, marks=pytest.mark.skipif(not HAVE[p], reason=f"needs {p}")) for p in ("cupy", "torch")]
+KINDS = ["float16", "bfloat16", "float32", "tf32", "float64", "complex64"]
+SHAPES = [(5, 7, 3), (1, 30, 8), (64, 136, 72), (33, 257, 130), (7, 1, 5), (3, 30, 1)]
+
+
+class Device:
+    """Moves arrays to the GPU and back, for one package."""
+
+    def __init__(self, package):
+        self.package = package
+        self.xp = importlib.import_module(package)
+
+    def put(self, x, dtype=None):
+        dtype = dtype or x.dtype.name
+        if self.package == "torch":
+            return self.xp.from_numpy(np.ascontiguousarray(x)).to("cuda").to(getattr(self.xp, dtype))
+        if dtype == "bfloat16":
+            import ml_dtypes
+
+            return self.xp.asarray(x).astype(ml_dtypes.bfloat16)
+        return self.xp.asarray(x).astype(dtype)
+
+    def get(self, x):
+        if self.package == "torch":
+            x = x.detach().cpu()
+            return x.numpy() if x.dtype in (self.xp.uint8, self.xp.bool) else (
+                x.to(self.xp.complex128 if x.is_complex() else self.xp.float64).numpy())  # fmt: skip
+        kind = x.dtype
+        if kind.name == "bfloat16":
+            return self.xp.asnumpy(x.astype("float32")).astype(float)
+        host = self.xp.asnumpy(x)
+        return host.astype(np.complex128) if kind.kind == "c" else host.astype(float) if kind.kind == "f" else host
+
+    def nan(self, shape, dtype):
+        return self.put(np.full(shape, np.nan, "complex64" if dtype.startswith("complex") else "float32"), dtype)
+
+    def turn(self, x):
+        return x.swapaxes(-1, -2)
+
+    def sync(self):
+        (self.xp.cuda.synchronize if self.package == "torch" else self.xp.cuda.runtime.deviceSynchronize)()
+
+
+@pytest.fixture(params=PACKAGES)
+def gpu(request):
+    return Device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
+
+
+def dtype_of(kind):
+    return "float32" if kind == "tf32" else kind
+
+
+def bound(kind, k):
+    store = {"complex64": "float32"}.get(dtype_of(kind), dtype_of(kind))
+    accumulate = "float64" if kind == "float64" else "float32"
+    # tf32 rounds each operand to 11 bits before multiplying.
+    return product_bound(accumulate, store, k) + (2 * unit_roundoff("float16") if kind == "tf32" else 0.0)
+
+
+def make(gpu, rng, shape, kind):
+    x = rng.standard_normal(shape)
+    if kind == "complex64":
+        x = x + 1j * rng.standard_normal(shape)
+    dtype = dtype_of(kind)
+    if dtype == "bfloat16" and gpu.package == "cupy" and not HAVE["ml_dtypes"]:
+        pytest.skip("CuPy's bfloat16 needs ml_dtypes")
+    return gpu.put(x, dtype)
+
+
+def options(kind):
+    return {"compute_type": "tf32"} if kind == "tf32" else {"compute_type": "32f"} if kind == "float32" else {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("axis", [None, "n", "m1"])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+def test_forward(gpu, rng, kind, activation, axis):
+    if kind == "complex64" and activation:
+        pytest.skip("activations are for real numbers")
+    for (m, n, k), aux in itertools.product(SHAPES, [False, True] if activation else [False]):
+        a, b = make(gpu, rng, (m, k), kind), make(gpu, rng, (n, k), kind)
+        bias = None if axis is None else make(gpu, rng, {"n": (n,), "m1": (m, 1)}[axis], kind)
+        want, z = forward_reference(gpu.get(a), gpu.get(b).T, activation=activation,
+                                    bias=0.0 if bias is None else gpu.get(bias))  # fmt: skip
+        out = gpu.nan((m, n), dtype_of(kind))
+        got = fused_matmul(a, b.T, bias=bias, activation=activation, aux=aux, out=out, **options(kind))
+        mask = got[1] if aux else None
+        limit = 2 * bound(kind, k) * np.linalg.norm(z)
+        assert np.linalg.norm(gpu.get(out) - want) <= limit
+        if mask is None:
+            continue
+        told = gpu.get(mask.unpack())
+        if activation == "relu":
+            sure = abs(z) > 4 * bound(kind, k) * np.abs(z).max()
+            assert ((told == (z > 0)) | ~sure).all()
+            assert ((told == (gpu.get(out) > 0)) | ~sure).all()
+        else:
+            assert np.linalg.norm(told - z) <= limit
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])
+@pytest.mark.parametrize("epilog", ["DRELU", "DRELU_BGRAD", "DGELU", "DGELU_BGRAD"])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_backward(gpu, rng, kind, epilog, batch):
+    activation = "relu" if "RELU" in epilog else "gelu"
+    for m, n, k in SHAPES:
+        x, w = make(gpu, rng, (*batch, m, k), kind), make(gpu, rng, (*batch, k, n), kind)
+        _, mask = fused_matmul(x, w, activation=activation, aux=True, **options(kind))
+        kept = gpu.get(mask.unpack())
+        slope = kept.astype(float) if activation == "relu" else gelu_slope(kept)
+        g, v = make(gpu, rng, (*batch, m, k), kind), make(gpu, rng, (*batch, k, n), kind)
+        product = gpu.get(g) @ gpu.get(v)
+        mm = FusedMatmul(g, v, epilog=epilog, epilog_inputs={f"{activation}_aux": mask}, allow_unfused=True,
+                         **options(kind)).plan()  # fmt: skip
+        got = mm.execute()
+        got, extra = got if "BGRAD" in epilog else (got, {})
+        limit = 3 * bound(kind, k)
+        assert np.linalg.norm(gpu.get(got) - product * slope) <= limit * np.linalg.norm(product)
+        if extra:
+            sums = gpu.get(extra[epilog.lower()])
+            want = (product * slope).sum(-2)
+            assert sums.shape == want.shape
+            assert np.linalg.norm(sums - want) <= limit * np.linalg.norm(abs(product).sum(-2))
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])
+@pytest.mark.parametrize("turned", [False, True])
+def test_gradients_of_the_operands(gpu, rng, kind, turned):
+    for m, n, k in [(30, 20, 65), (128, 64, 256), (5, 3, 1)]:
+        a = gpu.turn(make(gpu, rng, (k, m), kind)) if turned else make(gpu, rng, (m, k), kind)
+        b = make(gpu, rng, (k, n), kind)
+        for epilog, axis, source in (("BGRADA", 1, a), ("BGRADB", 0, b)):
+            mm = FusedMatmul(a, b, epilog=epilog, allow_unfused=True, **options(kind)).plan()
+            out, extra = mm.execute()
+            assert relative_error(gpu.get(out), gpu.get(a) @ gpu.get(b)) <= 2 * bound(kind, k)
+            want, size = gpu.get(source).sum(axis), np.linalg.norm(abs(gpu.get(source)).sum(axis))
+            assert np.linalg.norm(gpu.get(extra[epilog.lower()]) - want) <= 2 * bound(kind, k) * size
+
+
+@pytest.mark.parametrize(("t_a", "t_b"), [(x, y) for x in (False, True) for y in (False, True)])
+@pytest.mark.parametrize("lead", [((), ()), ((4,), (4,)), ((2, 3), ()), ((), (2, 3))])
+def test_views_batches_and_parts(gpu, rng, t_a, t_b, lead):
+    m, n, k = 24, 40, 16
+    a = make(gpu, rng, (*lead[0], k, m) if t_a else (*lead[0], m, k), "float16")
+    b = make(gpu, rng, (*lead[1], n, k) if t_b else (*lead[1], k, n), "float16")
+    a, b = gpu.turn(a) if t_a else a, gpu.turn(b) if t_b else b
+    bias = make(gpu, rng, (n,), "float16")
+    want, z = forward_reference(gpu.get(a), gpu.get(b), bias=gpu.get(bias), activation="relu")
+    whole = gpu.nan((*want.shape[:-1], n + 8), "float16")
+    fused_matmul(a, b, bias=bias, activation="relu", out=whole[..., :n])
+    got = gpu.get(whole)
+    assert np.linalg.norm(got[..., :n] - want) <= 2 * bound("float16", k) * np.linalg.norm(z)
+    assert np.isnan(got[..., n:]).all()
+    one_off = fused_matmul(a[..., 1:, :], b[..., 1:], bias=bias[1:])  # pointers that are aligned to 2 bytes only
+    want, z = forward_reference(gpu.get(a)[..., 1:, :], gpu.get(b)[..., 1:], bias=gpu.get(bias)[1:])
+    assert relative_error(gpu.get(one_off), want) <= 2 * bound("float16", k)
+
+
+@pytest.mark.parametrize("beta", [None, 0.5])
+@pytest.mark.parametrize("axis", [None, "n", "m1"])
+def test_c_alpha_beta(gpu, rng, beta, axis):
+    m, n, k = 24, 40, 16
+    a, b, c = (make(gpu, rng, s, "float32") for s in ((m, k), (k, n), (m, n)))
+    bias = None if axis is None else make(gpu, rng, {"n": (n,), "m1": (m, 1)}[axis], "float32")
+    want, _ = forward_reference(gpu.get(a), gpu.get(b), c=gpu.get(c), alpha=-1.5, beta=1.0 if beta is None else beta,
+                                bias=0.0 if bias is None else gpu.get(bias))  # fmt: skip
+    got = fused_matmul(a, b, c=c, alpha=-1.5, beta=beta, bias=bias, compute_type="32f")
+    assert relative_error(gpu.get(got), want) <= 3 * bound("float32", k)
+    assert fused_matmul(a, b, c=c, alpha=-1.5, beta=beta, bias=bias, out=c, compute_type="32f") is c
+    assert relative_error(gpu.get(c), want) <= 3 * bound("float32", k)
+
+
+def test_the_published_examples(gpu, rng):
+    m, n, k = 1024, 512, 2048
+    a, b, bias = (make(gpu, rng, s, "float16") for s in ((m, k), (k, n), (m, 1)))
+    mm = FusedMatmul(a, b, allow_unfused=True)
+    mm.plan(epilog="RELU_BIAS", epilog_inputs={"bias": bias}, options={"compute_type": "COMPUTE_32F_FAST_16F"})
+    want, z = forward_reference(gpu.get(a), gpu.get(b), bias=gpu.get(bias), activation="relu")
+    assert np.linalg.norm(gpu.get(mm.execute()) - want) <= 2 * bound("float16", k) * np.linalg.norm(z)
+    mm.free()
+    a, b, bias = (make(gpu, rng, s, "float32") for s in ((m, k), (k, n), (1, n)))
+    mm = FusedMatmul(a, b, options={"compute_type": "COMPUTE_32F_FAST_16F"})
+    mm.plan(epilog="RELU_BIAS", epilog_inputs={"bias": bias})
+    want, z = forward_reference(gpu.get(a), gpu.get(b), bias=gpu.get(bias), activation="relu")
+    limit = 2 * (product_bound("float32", "float32", k) + 2 * unit_roundoff("float16"))
+    assert np.linalg.norm(gpu.get(mm.execute()) - want) <= limit * np.linalg.norm(z)
+    mm.free()
+
+
+def test_nvmath_enumerators_are_understood(gpu, rng):
+    from nvmath.linalg.advanced import MatmulEpilog
+
+    assert {e.name: int(e) for e in MatmulEpilog} == {e.name: int(e) for e in Epilog}
+    a, b = make(gpu, rng, (8, 16), "float16"), make(gpu, rng, (16, 8), "float16")
+    mm = FusedMatmul(a, b).plan(epilog=MatmulEpilog.RELU)
+    assert mm.fused
+    assert gpu.get(mm.execute()).min() >= 0
+
+
+def test_relu_of_zero_minus_zero_and_nan(gpu):
+    """The corner cases of the mask and of ReLU are what the NumPy meaning says."""
+    a = gpu.put(np.array([[0.0], [-0.0], [1.0], [-1.0], [np.inf], [-np.inf]], "float32"))
+    b = gpu.put(np.ones((1, 8), "float32"))
+    out, mask = fused_matmul(a, b, activation="relu", aux=True)
+    host, host_mask = fused_matmul(gpu.get(a).astype("f4"), np.ones((1, 8), "f4"), activation="relu", aux=True)
+    assert np.array_equal(gpu.get(out), host)
+    assert np.array_equal(gpu.get(mask.unpack()), host_mask.unpack())
+    assert np.array_equal(gpu.get(mask.raw())[:, :1], host_mask.raw()[:, :1])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_lean_execute_and_reset(gpu, rng, dtype):
+    m, n, k = 256, 128, 64
+    a, b, bias = (make(gpu, rng, s, dtype) for s in ((m, k), (k, n), (n,)))
+    with FusedMatmul(a, b, epilog="GELU_BIAS", bias=bias, compute_type="32f") as mm:
+        mm.plan()
+        assert mm._launch is not None
+        for _ in range(3):
+            a, bias = make(gpu, rng, (m, k), dtype), make(gpu, rng, (n,), dtype)
+            mm.reset_operands(a, bias=bias)
+            want, z = forward_reference(gpu.get(a), gpu.get(b), bias=gpu.get(bias), activation="gelu")
+            out = gpu.nan((m, n), dtype)
+            for got in (mm.execute(), mm.execute(out=out)):
+                assert np.linalg.norm(gpu.get(got) - want) <= 2 * bound(dtype, k) * np.linalg.norm(z)
+            whole = gpu.nan((m, n + 4), dtype)
+            mm.execute(out=whole[:, :n])
+            assert np.linalg.norm(gpu.get(whole)[:, :n] - want) <= 2 * bound(dtype, k) * np.linalg.norm(z)
+
+
+def test_autotune(gpu, rng):
+    a, b, bias = (make(gpu, rng, s, "float16") for s in ((512, 256), (256, 384), (384,)))
+    with FusedMatmul(a, b, epilog="RELU_AUX_BIAS", bias=bias) as mm:
+        report = mm.plan().autotune(candidates=8)
+        assert report["best"] is not None
+        assert report["candidates"] >= 1
+        want, z = forward_reference(gpu.get(a), gpu.get(b), bias=gpu.get(bias), activation="relu")
+        y, extra = mm.execute()
+        assert np.linalg.norm(gpu.get(y) - want) <= 2 * bound("float16", 256) * np.linalg.norm(z)
+        assert ((gpu.get(extra["relu_aux"].unpack()) == (z > 0)) | (abs(z) < 1e-2)).all()
+
+
+def test_two_streams_and_threads(gpu, rng):
+    w = make(gpu, rng, (384, 256), "float16")
+    jobs = [(make(gpu, rng, (64, 384), "float16"), make(gpu, rng, (256,), "float16")) for _ in range(6)]
+    wants = [gpu.get(x) @ gpu.get(w) + gpu.get(bias) for x, bias in jobs]
+    gpu.sync()
+    wrong = []
+
+    def work(index):
+        x, bias = jobs[index]
+        stream = gpu.xp.cuda.Stream() if gpu.package == "torch" else gpu.xp.cuda.Stream(non_blocking=True)
+        with gpu.xp.cuda.stream(stream) if gpu.package == "torch" else stream:
+            results = [fused_matmul(x, w, bias=bias) for _ in range(30)]
+            stream.synchronize()
+            wrong.extend(1 for r in results if not relative_error(gpu.get(r), wants[index]) <= 4e-3)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_cuda_graph(gpu, rng):
+    x, w, bias = (make(gpu, rng, s, "float16") for s in ((256, 1024), (1024, 512), (512,)))
+    out = gpu.nan((256, 512), "float16")
+    mm = FusedMatmul(x, w, epilog="RELU_BIAS", bias=bias).plan()
+    if gpu.package == "torch":
+        mm.execute(out=out)
+        gpu.sync()
+        graph = gpu.xp.cuda.CUDAGraph()
+        with gpu.xp.cuda.graph(graph):
+            mm.execute(out=out)
+        replay = graph.replay
+    else:
+        stream = gpu.xp.cuda.Stream(non_blocking=True)
+        with stream:
+            mm.execute(out=out)
+            stream.begin_capture()
+            mm.execute(out=out)
+            graph = stream.end_capture()
+        replay = lambda: (graph.launch(stream), stream.synchronize())  # noqa: E731
+    for _ in range(2):
+        x[...] = make(gpu, rng, (256, 1024), "float16")
+        out[...] = float("nan")
+        gpu.sync()
+        replay()
+        gpu.sync()
+        want, z = forward_reference(gpu.get(x), gpu.get(w), bias=gpu.get(bias), activation="relu")
+        assert np.linalg.norm(gpu.get(out) - want) <= 2 * bound("float16", 1024) * np.linalg.norm(z)
+
+
+def test_explicit_stream(gpu, rng):
+    x, w = make(gpu, rng, (256, 1024), "float16"), make(gpu, rng, (1024, 512), "float16")
+    gpu.sync()
+    stream = gpu.xp.cuda.Stream() if gpu.package == "torch" else gpu.xp.cuda.Stream(non_blocking=True)
+    out = fused_matmul(x, w, stream=stream)
+    stream.synchronize()
+    assert relative_error(gpu.get(out), gpu.get(x) @ gpu.get(w)) <= bound("float16", 1024)
+
+
+def test_many_shapes_keep_memory_bounded(gpu):
+    rows = gpu.put(np.ones((1100, 8), "float16"))
+    w = gpu.put(np.ones((8, 16), "float16"))
+    for m in range(1, 1001):
+        fused_matmul(rows[:m], w)
+    gpu.sync()
+    info = plan_cache_info()
+    assert info["kept"] <= info["limit"]
+    assert (gpu.get(fused_matmul(rows[:1000], w)) == 8).all()
+
+
+def test_wrong_calls_on_the_device(gpu, rng):
+    a, b = make(gpu, rng, (8, 16), "float16"), make(gpu, rng, (16, 8), "float16")
+    out = gpu.nan((8, 8), "float16")
+    host_b = np.ones((16, 8), "float16")
+    for error, arguments in (
+        (DevkernelsError, dict(b=host_b)),
+        (ArgumentError, dict(b=b, bias=make(gpu, rng, (9,), "float16"))),
+        (ArgumentError, dict(b=b, alpha=float("nan"))),
+        (SpecError, dict(b=b, compute_type="64f")),
+    ):
+        with pytest.raises(error):
+            fused_matmul(a, out=out, **arguments)
+    if gpu.package == "torch":
+        with pytest.raises(DeviceMismatchError):
+            fused_matmul(a, b.cpu(), out=out)
+    assert np.isnan(gpu.get(out)).all()
+    _, mask = fused_matmul(a, b, activation="relu", aux=True)
+    if gpu.package == "torch":
+        mask._buffer.data.zero_()
+        with pytest.raises(ArgumentError, match="modified"):
+            FusedMatmul(a, b, epilog="DRELU", epilog_inputs={"relu_aux": mask}).plan()
+
+
+@pytest.mark.skipif(not HAVE["torch"], reason="8-bit floats come with torch")
+@pytest.mark.parametrize("scaled", [False, True])
+def test_fp8(rng, scaled):
+    import torch
+
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("8-bit floats need compute capability 8.9")
+    gpu = Device("torch")
+    a = torch.from_numpy(rng.standard_normal((64, 128)).astype("f4")).cuda().to(torch.float8_e4m3fn)
+    w = torch.from_numpy(rng.standard_normal((96, 128)).astype("f4")).cuda().to(torch.float8_e4m3fn)
+    bias = torch.from_numpy(rng.standard_normal(96).astype("f2")).cuda()
+    scales = dict(scale_a=0.5, scale_b=torch.tensor([4.0], device="cuda")) if scaled else {}
+    got = fused_matmul(a, w.T, bias=bias, activation="relu", **scales)
+    factor = 2.0 if scaled else 1.0
+    exact = lambda t: t.float().cpu().numpy().astype(float)  # noqa: E731
+    want, z = forward_reference(exact(a), exact(w).T, alpha=factor, bias=exact(bias), activation="relu")
+    assert got.dtype == torch.float16
+    # Products of 8-bit floats are added with 14 bits of mantissa on Hopper.
+    assert np.linalg.norm(gpu.get(got) - want) <= (bound("float16", 128) + 2.0**-12) * np.linalg.norm(z)
+    with pytest.raises(SpecError, match="16"):
+        fused_matmul(a[:, :120].contiguous(), w[:, :120].contiguous().T)
+
+
+@pytest.mark.skipif(not HAVE["cupy"], reason="needs cupy")
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_layers_equal_the_numpy_layers(rng, activation, dtype):
+    import cupy
+
+    for sizes in ([16, 64, 30, 8], [1, 30, 1, 5], [8, 1, 3]):
+        ours = FusedMLP(sizes, activation=activation, dtype=dtype, package_name="cupy", compute_type=None)
+        host = FusedMLP(sizes, activation=activation, dtype="float64")
+        for one, other in zip(ours, host, strict=True):
+            other.weight, other.bias = (cupy.asnumpy(p).astype(float) for p in (one.weight, one.bias))
+        for tokens in (1, 17):
+            x, dy = rng.standard_normal((tokens, sizes[0])), rng.standard_normal((tokens, sizes[-1]))
+            x, dy = x.astype(dtype), dy.astype(dtype)
+            y = ours.forward(cupy.asarray(x))
+            limit = 16 * product_bound("float64" if dtype == "float64" else "float32", dtype, max(sizes))
+            scale = np.linalg.norm(host.forward(x.astype(float)))
+            assert np.linalg.norm(cupy.asnumpy(y) - host.forward(x.astype(float))) <= limit * (scale + 1)
+            got, want = ours.backward(cupy.asarray(dy)), host.backward(dy.astype(float))
+            pairs = [(got[0], want[0])]
+            for (w1, b1), (w2, b2) in zip(got[1], want[1], strict=True):
+                pairs += [(w1, w2), (b1, b2)]
+            for one, other in pairs:
+                assert np.linalg.norm(cupy.asnumpy(one) - other) <= limit * (np.linalg.norm(other) + 1)
+
+
+@pytest.mark.skipif(not HAVE["cupy"], reason="needs cupy")
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+def test_single_layer_backward(rng, activation):
+    import cupy
+
+    ours = FusedLinear(48, 30, activation=activation, dtype="float32", package_name="cupy", compute_type="32f")
+    host = FusedLinear(48, 30, activation=activation, dtype="float64")
+    host.weight, host.bias = (cupy.asnumpy(p).astype(float) for p in (ours.weight, ours.bias))
+    x, dy = rng.standard_normal((2, 9, 48)).astype("f4"), rng.standard_normal((2, 9, 30)).astype("f4")
+    assert relative_error(cupy.asnumpy(ours.forward(cupy.asarray(x))), host.forward(x.astype(float))) < 1e-5
+    for one, other in zip(ours.backward(cupy.asarray(dy)), host.backward(dy.astype(float)), strict=True):
+        assert one.shape == other.shape
+        assert relative_error(cupy.asnumpy(one), other) < 1e-5

@@ -1,0 +1,164 @@
+"""devkernels.linear.torch on a GPU: against torch in float64, gradcheck, autocast, torch.compile, allocator."""
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("needs torch", allow_module_level=True)
+
+import torch
+from torch import nn
+
+from devkernels.linear.torch import FusedLinear, FusedMLP, fused_linear
+
+ACTIVATIONS = {None: lambda x: x, "relu": torch.relu, "gelu": nn.GELU("tanh")}
+ROUND = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-6, torch.float64: 1e-12}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path, rng):
+    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
+    torch.manual_seed(int(rng.integers(2**31)))
+
+
+def close(got, want, limit):
+    got, want = got.double(), want.double()
+    assert torch.linalg.vector_norm(got - want) <= limit * torch.linalg.vector_norm(want) + limit
+    return True
+
+
+@pytest.mark.parametrize("dtype", list(ROUND))
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize("bias", [True, False])
+def test_against_torch(dtype, activation, bias):
+    for lead, n, k in [((64,), 136, 72), ((2, 5), 30, 33), ((1,), 1, 1), ((3,), 30, 1), ((), 8, 16)]:
+        layer = FusedLinear(k, n, bias, activation, device="cuda", dtype=dtype)
+        x = torch.randn(*lead, k, device="cuda", dtype=dtype, requires_grad=True)
+        wide = [t.detach().double().requires_grad_() for t in (x, *layer.parameters())]
+        want = ACTIVATIONS[activation](nn.functional.linear(*wide))
+        y = layer(x)
+        with torch.no_grad():
+            assert torch.equal(layer(x), y) or close(layer(x), y, ROUND[dtype])
+        limit = 4 * ROUND[dtype]
+        assert y.shape == want.shape
+        close(y, want, limit)
+        dy = torch.randn_like(y)
+        y.backward(dy)
+        want.backward(dy.double())
+        for one, other in zip((x, *layer.parameters()), wide, strict=True):
+            close(one.grad, other.grad, 4 * limit)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_mlp_against_torch(activation, dtype):
+    mlp = FusedMLP([40, 64, 30, 8], activation, device="cuda", dtype=dtype)
+    x = torch.randn(3, 7, 40, device="cuda", dtype=dtype, requires_grad=True)
+    wide = x.detach().double().requires_grad_()
+    reference, h = [], wide
+    for index, layer in enumerate(mlp.layers):
+        parameters = [p.detach().double().requires_grad_() for p in (layer.weight, layer.bias)]
+        reference += parameters
+        h = nn.functional.linear(h, *parameters)
+        h = h if index == 2 else ACTIVATIONS[activation](h)
+    y = mlp(x)
+    close(y, h, 8 * ROUND[dtype])
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    h.backward(dy.double())
+    for one, other in zip((x, *mlp.parameters()), (wide, *reference), strict=True):
+        close(one.grad, other.grad, 32 * ROUND[dtype])
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_gradcheck(activation):
+    layer = FusedLinear(7, 5, activation=activation, device="cuda", dtype=torch.float64)
+    x = torch.randn(6, 7, device="cuda", dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, w, b: fused_linear(x, w, b, activation), (x, layer.weight, layer.bias))
+    mlp = FusedMLP([7, 30, 3], activation or "relu", device="cuda", dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x, *p: mlp(x), (x, *mlp.parameters()))
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_compile_without_graph_breaks(activation):
+    layer = FusedLinear(64, 32, activation=activation, device="cuda", dtype=torch.float16)
+    x = torch.randn(16, 64, device="cuda", dtype=torch.float16, requires_grad=True)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    y = compiled(x)
+    y.sum().backward()
+    gradients = [p.grad.clone() for p in (x, *layer.parameters())]
+    for p in (x, *layer.parameters()):
+        p.grad = None
+    want = layer(x)
+    want.sum().backward()
+    close(y, want, 2e-3)
+    for one, p in zip(gradients, (x, *layer.parameters()), strict=True):
+        close(one, p.grad, 4e-3)
+
+
+def test_autocast_and_loading():
+    linear = nn.Linear(64, 32, device="cuda")
+    layer = FusedLinear(64, 32, activation="relu", device="cuda")
+    layer.load_state_dict(linear.state_dict())
+    linear.load_state_dict(layer.state_dict())
+    x = torch.randn(16, 64, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", torch.float16):
+        y, want = layer(x), torch.relu(linear(x))
+    assert y.dtype == want.dtype == torch.float16
+    close(y, want, 4e-3)
+    y.float().sum().backward()
+    assert x.grad.dtype == torch.float32
+    assert layer.weight.grad.dtype == torch.float32
+
+
+def test_torch_allocator_and_streams():
+    layer = FusedLinear(256, 256, activation="relu", device="cuda", dtype=torch.float16).requires_grad_(False)
+    x = torch.randn(128, 256, device="cuda", dtype=torch.float16)
+    want = torch.relu(nn.functional.linear(x, layer.weight, layer.bias))
+    before = None
+    for turn in range(200):
+        y = layer(x)
+        if turn == 20:
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before
+    close(y, want, 4e-3)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        results = [layer(x) for _ in range(20)]
+        junk = [torch.full((128, 256), float("nan"), device="cuda", dtype=torch.float16) for _ in range(20)]
+    stream.synchronize()
+    assert len(junk) == 20
+    for y in results:
+        close(y, want, 4e-3)
+
+
+def test_cuda_graph_of_a_module():
+    layer = FusedLinear(256, 128, activation="gelu", device="cuda", dtype=torch.float16).requires_grad_(False)
+    x = torch.randn(64, 256, device="cuda", dtype=torch.float16)
+    layer(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = layer(x)
+    for _ in range(2):
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        torch.cuda.synchronize()
+        close(
+            y, ACTIVATIONS["gelu"](nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double())), 8e-3
+        )
+
+
+def test_weights_replaced_between_calls():
+    layer = FusedLinear(64, 32, activation="relu", device="cuda", dtype=torch.float16).requires_grad_(False)
+    x = torch.randn(16, 64, device="cuda", dtype=torch.float16)
+    layer(x)
+    layer.weight.data = torch.randn(32, 64, device="cuda", dtype=torch.float16)
+    layer.bias = nn.Parameter(torch.randn(32, device="cuda", dtype=torch.float16), requires_grad=False)
+    close(layer(x), torch.relu(nn.functional.linear(x, layer.weight, layer.bias)), 4e-3)
+    layer.weight.mul_(2)
+    close(layer(x), torch.relu(nn.functional.linear(x, layer.weight, layer.bias)), 4e-3)
