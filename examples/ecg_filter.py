@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, got, want, bound, seconds in results:
         error = relative_error(got, want)
         right = right and error <= bound
-        print(f"{name}: error against SciPy {error:.2e} (bound {bound:.2e}), {seconds:.2f} s with compiling")
+        print(f"{name}: error against SciPy {error:.2e} (bound {bound:.2e}), {seconds:.2f} s, compiling included")
     for name, band in BANDS_HZ.items():
         print(f"  {name:13s} {decibels(ecg, *band):6.1f} dB before, {decibels(cleaned, *band):6.1f} dB after")
     draw(options.output, ecg, cleaned, tile, smoothed)

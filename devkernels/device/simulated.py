@@ -232,6 +232,8 @@ def _register_fft(fft, thread_data) -> None:
     if thread.threadIdx.x == 0:
         table.output[y] = np.array([transform(fft, r) for r in rows])
     thread.syncthreads()
+    # Slots past the end of the row hold something on a GPU, too; NumPy would warn of arithmetic on what is there now.
+    thread_data[: fft.storage_size] = 0
     for slot, k in _columns(fft, "output"):
         _put(fft, thread_data, "output", slot, table.output[y][:, k])
 
