@@ -38,14 +38,18 @@ def architecture() -> Target | None:
     Numba keeps compiled device functions by their argument types alone, so that one process can serve one architecture;
     kernels for another are compiled by a worker process (`devkernels.compiler.worker`).
     """
-    if _architecture is None and targets.home().kind == "gpu":
+    if _architecture is not None:
+        return _architecture
+    here = targets.home()
+    if here.kind == "gpu":
         return targets.current_target()  # @cuda.jit in this process compiles for the device
-    return _architecture
+    return here.architecture
 
 
 def normalize(signature: object) -> tuple:
     """The argument types of a signature, which may be text, a Numba signature, or a tuple of types."""
-    from numba.core import errors, sigutils, types
+    from numba.core import errors, types
+    from numba.cuda.core import sigutils  # knows Numba's types, and those of CUDA such as bfloat16
 
     if isinstance(signature, (list, tuple)):
         signature = tuple(signature)
@@ -89,8 +93,10 @@ def _dtype(name: str, kind: Any) -> str:
 
     if isinstance(kind, types.Boolean):
         return "bool"
-    if isinstance(kind, (types.Integer, types.Float, types.Complex)) or str(kind) in ("bfloat16", "float16"):
+    if isinstance(kind, (types.Integer, types.Float, types.Complex)):
         return str(kind)
+    if str(kind) == "__nv_bfloat16":
+        return "bfloat16"
     raise SpecError(
         f"Parameter {name} has type {kind}, which the launcher does not know; it takes arrays and scalars of integers, "
         f"floats, complex numbers and booleans, and tuples of these. @cuda.jit takes others.",
@@ -113,6 +119,7 @@ def lower(
     """
     from numba.core import errors
     from numba.cuda import compiler
+    from numba.cuda.cudadrv.error import NvvmError
 
     if compiler is None or not hasattr(compiler, "_compile_pyfunc_with_fixup"):
         raise TargetError("This process runs Numba's simulator, which cannot compile; set DEVKERNELS_TARGET=sm_90.")
@@ -131,7 +138,7 @@ def lower(
                 linked.append(_device_runtime())
             return Lowered(ltoir, library._entry_name, parameters(function, arguments), tuple(linked),
                            bool(library.use_cooperative))  # fmt: skip
-    except errors.NumbaError as error:
+    except (errors.NumbaError, NvvmError, TypeError, NotImplementedError) as error:
         raise CompileError(
             f"Kernel {function.__name__}({', '.join(map(str, arguments))}) does not compile for {target}:\n{error}",
             spec=arguments,

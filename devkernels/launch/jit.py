@@ -188,6 +188,8 @@ def _numba_type(parameter: Parameter) -> Any:
     if parameter.kind == "tuple":
         return types.Tuple([_numba_type(item) for item in parameter.items])
     scalar = types.boolean if parameter.dtype == "bool" else getattr(types, parameter.dtype, None)
+    if parameter.dtype == "bfloat16":
+        from numba.cuda.types import bfloat16 as scalar
     if scalar is None:
         raise ArgumentTypeError(f"Argument {parameter.name} has dtype {parameter.dtype}, which Numba does not know.")
     return types.Array(scalar, parameter.ndim, parameter.layout) if parameter.kind == "array" else scalar
