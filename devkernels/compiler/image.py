@@ -22,7 +22,7 @@ from devkernels.target import Target
 SUFFIX = ".dkimage"
 _FORMAT = 1
 _MAGIC = b"devkernels image "
-_RESERVED_SHARED = 1 << 10  # per block, since compute capability 9.0, for the system's own use
+RESERVED_SHARED = 1 << 10  # per block, since compute capability 9.0, for the system's own use
 _BYTES = {"bool": 1, "float16": 2, "bfloat16": 2}
 
 
@@ -134,7 +134,7 @@ class KernelImage:
         if symbol not in found:
             raise CompileError(f"The cubin of {name} has no kernel {symbol}; it has {sorted(found)}.")
         kernel = found[symbol]
-        reserved = _RESERVED_SHARED if target.major >= 9 else 0  # counted in the section, not in what a block may have
+        reserved = RESERVED_SHARED if target.major >= 9 else 0  # counted in the section, not in what a block may have
         expected = tuple(layout(parameters))
         if kernel.parameters != expected:
             raise CompileError(

@@ -99,6 +99,8 @@ class Table(dict):
             return lambda value: (value.real, value.imag)
         if name == "bool":
             return lambda value: (bool(value),)
+        if rank == 0:  # NumPy's booleans are no integers to `struct`
+            return lambda value: (int(value),)
         return lambda value: (value,)
 
 

@@ -12,6 +12,7 @@ import functools
 import sys
 from collections.abc import Iterator
 
+from devkernels.compiler.image import RESERVED_SHARED
 from devkernels.errors import DevkernelsError, ImageError, ResourceError, TargetError
 from devkernels.target import Target
 
@@ -173,7 +174,8 @@ class Function:
             self.max_threads = self._attribute(_MAX_THREADS_PER_BLOCK)
             self.registers = self._attribute(_NUM_REGS)
             self.local_bytes = self._attribute(_LOCAL_SIZE)
-            self.static_shared_bytes = self._attribute(_SHARED_SIZE)
+            reserved = RESERVED_SHARED if architecture(device).major >= 9 else 0
+            self.static_shared_bytes = max(self._attribute(_SHARED_SIZE) - reserved, 0)
         self._opted_in = 0
 
     def _attribute(self, attribute: int) -> int:

@@ -39,7 +39,7 @@ def configuration(key: Any) -> tuple[Dim3, Dim3, Any, int]:
             "A kernel is launched as kernel[grid, block](...), kernel[grid, block, stream](...) or "
             "kernel[grid, block, stream, shared_bytes](...)."
         )
-    grid, block, stream, shared = (*key, None, 0)[:4] if len(key) < 4 else key
+    grid, block, stream, shared = (*key, *(None, 0)[len(key) - 2 :])
     try:
         shared_bytes = operator.index(shared)
     except TypeError:
