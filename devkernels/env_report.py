@@ -17,8 +17,9 @@ import re
 import sys
 from dataclasses import dataclass
 
-from devkernels import config
+from devkernels import cache, config
 from devkernels._version import __version__
+from devkernels.errors import DevkernelsError
 from devkernels.target import driver_version, home
 
 BASE = ("numpy", "numba", "numba-cuda")
@@ -152,6 +153,15 @@ def conflicts(versions: dict[str, str | None]) -> list[str]:
     return found
 
 
+def cache_state() -> str:
+    """Where compiled code is kept, and how much of it."""
+    try:
+        state = cache.info()
+    except (ImportError, OSError, DevkernelsError) as error:
+        return f"not usable ({error})"
+    return f"{state.folder}, {state.total_bytes / 2**20:.1f} of at most {state.limit_bytes / 2**20:.0f} MB"
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
@@ -179,7 +189,7 @@ def collect() -> dict[str, object]:
             for state in homes(versions, libraries)
         ],
         "conflicts": conflicts(versions),
-        "cache_dir": config.cache_dir() or "the platform's user cache folder",
+        "cache": cache_state(),
         "jit": not config.disable_jit(),
     }
 
@@ -199,7 +209,7 @@ def render(report: dict) -> str:
         ("installed", ", ".join(packages) or "none of the packages that matter"),
         ("not installed", ", ".join(absent) or "-"),
         ("compilers", ", ".join(f"{name}: {path or 'not found'}" for name, path in report["toolchain"].items())),
-        ("cache", report["cache_dir"] + ("" if report["jit"] else "; DEVKERNELS_DISABLE_JIT is set")),
+        ("cache", report["cache"] + ("" if report["jit"] else "; DEVKERNELS_DISABLE_JIT is set")),
     ]
     text = [f"{label:14s} {value}" for label, value in lines]
     text.append("\nHomes of kernels")
