@@ -1,0 +1,150 @@
+"""Device code of the engine's inner steps: butterflies and moves between registers and memory, fully unrolled.
+
+in: compile-time constants (radix, slots, offsets, tables). out: functions to call in a kernel; on the GPU they are
+Numba intrinsics that write the straight-line instructions themselves (so nothing hangs on a loop being unrolled, and
+a complex number moves in one access); in the simulator they are plain Python with the same meaning.
+
+All take the thread's local array first. Index arguments are element indices and never negative.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from devkernels.engine.networks import Network, Product, twiddles_used
+from devkernels.target import simulating
+
+
+@dataclass(frozen=True)
+class TwiddleTable:
+    """Twiddles ``exp(sign 2 pi i (p (row + offset) / order + rest))`` of one stage, a row per value of its index.
+
+    `frequencies` holds the row's numerator: a digit-scrambled frequency (forward) or a time index (inverse).
+    """
+
+    radix: int
+    sign: int
+    order: int
+    frequencies: tuple[float, ...]
+    rotated: bool
+    common: float = 0.0  # if not 0: each row also holds exp(sign 2 pi i row common / order), a factor of all elements
+
+    def keys(self) -> tuple[tuple[int, Fraction], ...]:
+        """What each row holds, in order; power 0 is the common factor."""
+        common = ((0, Fraction(0)),) if self.common else ()
+        return common + twiddles_used(self.radix, self.sign, self.rotated)
+
+    def values(self) -> np.ndarray:
+        """complex128 (rows, keys)."""
+        row = np.asarray(self.frequencies, dtype=np.float64)[:, None]
+        power = np.array([float(p) for p, _ in self.keys()])
+        rest = np.array([float(r) for _, r in self.keys()])
+        power = np.where(power == 0, self.common, power)
+        return np.exp(2j * math.pi * (self.sign * ((row * power) % self.order) / self.order + rest))
+
+
+@dataclass(frozen=True)
+class ButterflySpec:
+    """All butterflies that one thread does in one stage."""
+
+    slots: tuple[tuple[int, ...], ...]  # per butterfly, the local slots of its elements
+    sign: int
+    table: TwiddleTable | None = None
+    row_steps: tuple[int, ...] = ()  # per butterfly, what to add to the thread's table row
+    base: complex | None = None  # constant twiddle base, instead of a table
+    filtered: bool = False  # elements are multiplied by a second local array first
+    real_input: bool = False  # imaginary parts are zero on entry
+    weights: tuple[complex, ...] | None = None  # constants that multiply the outputs of each butterfly
+
+
+def weighted(network: Network, values, weights):
+    """The values times constants."""
+    if weights is None:
+        return values
+    return [v if w == 1 else network.multiply((w.real, w.imag), v) for v, w in zip(values, weights, strict=True)]
+
+
+def butterflies(spec: ButterflySpec, dtype: np.dtype):
+    """Function ``f(data, row)``, or ``f(data, factors, row)`` if filtered, transforming `data` in place."""
+    return _simulated_butterflies(spec) if simulating() else _emitted().butterflies(spec, dtype)
+
+
+def gather(offsets, dtype):
+    """Function ``f(data, memory, base)``: ``data[e] = memory[base + offsets[e]]``."""
+    return _simulated_gather(tuple(offsets)) if simulating() else _emitted().gather(tuple(offsets), dtype)
+
+
+def scatter(offsets, dtype):
+    """Function ``f(data, memory, base)``: ``memory[base + offsets[e]] = data[e]``."""
+    return _simulated_scatter(tuple(offsets)) if simulating() else _emitted().scatter(tuple(offsets), dtype)
+
+
+def _emitted():
+    from devkernels.engine import intrinsics
+
+    return intrinsics
+
+
+def _simulated_butterflies(spec: ButterflySpec):
+    from devkernels.engine.networks import FloatArithmetic
+
+    keys = spec.table.keys() if spec.table else ()
+    values = spec.table.values() if spec.table else None
+    ops = FloatArithmetic()
+
+    def run(data, factors, row):
+        for number, slots in enumerate(spec.slots):
+            power = None
+            if values is not None:
+                known = dict(zip(keys, values[int(row) + spec.row_steps[number]], strict=True))
+
+                def power(p, rest, known=known):
+                    w = known.get((p, rest))
+                    return None if w is None else (float(w.real), float(w.imag))
+
+            elif spec.base is not None:
+
+                def power(p, rest):
+                    w = spec.base**p
+                    return None if rest else (w.real, w.imag)
+
+            inputs = []
+            for slot in slots:
+                value = (float(data[slot].real), None if spec.real_input else float(data[slot].imag))
+                if factors is not None:
+                    value = Product((float(factors[slot].real), float(factors[slot].imag)), value)
+                inputs.append(value)
+            if spec.table is not None and spec.table.common:
+                inputs = [Product(power(0, Fraction(0)), value) for value in inputs]
+            network = Network(ops, spec.sign, power)
+            outputs = weighted(network, network.dft(inputs), spec.weights)
+            for slot, (re, im) in zip(slots, outputs, strict=True):
+                data[slot] = complex(0.0 if re is None else re, 0.0 if im is None else im)
+
+    if spec.filtered:
+        return run
+
+    def plain(data, row):
+        run(data, None, row)
+
+    return plain
+
+
+def _simulated_gather(offsets):
+    def run(data, memory, base):
+        for slot, offset in enumerate(offsets):
+            data[slot] = memory[int(base) + offset]
+
+    return run
+
+
+def _simulated_scatter(offsets):
+    def run(data, memory, base):
+        for slot, offset in enumerate(offsets):
+            memory[int(base) + offset] = data[slot]
+
+    return run

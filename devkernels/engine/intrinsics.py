@@ -1,0 +1,227 @@
+"""The engine's inner steps as Numba intrinsics: they write LLVM instructions with llvmlite.
+
+in: the constants of `emit`. out: intrinsics. Imported only where code is compiled, never in the simulator.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.cuda.extending import intrinsic
+
+from devkernels.engine.emit import weighted
+from devkernels.engine.networks import Network, Product
+
+_GLOBAL = 1  # NVVM address space: constant memory would serialise lanes that read different rows
+
+
+class IRArithmetic:
+    """Arithmetic on LLVM values; Python floats become constants."""
+
+    def __init__(self, builder, real):
+        self.builder = builder
+        self.real = real
+
+    def _value(self, a):
+        return ir.Constant(self.real, float(a)) if isinstance(a, (int, float)) else a
+
+    def add(self, a, b):
+        """Emit a + b."""
+        return self.builder.fadd(self._value(a), self._value(b))
+
+    def sub(self, a, b):
+        """Emit a - b."""
+        return self.builder.fsub(self._value(a), self._value(b))
+
+    def mul(self, a, b):
+        """Emit a * b."""
+        return self.builder.fmul(self._value(a), self._value(b))
+
+    def fma(self, a, b, c):
+        """Emit a * b + c with one rounding."""
+        return self.builder.fma(self._value(a), self._value(b), self._value(c))
+
+    def neg(self, a):
+        """Emit -a, as LLVM wrote it before it had an instruction for it (NVVM's dialect for sm_90 is that old)."""
+        return self.builder.fsub(ir.Constant(self.real, -0.0), self._value(a))
+
+
+def _real_type(dtype: np.dtype):
+    return {"complex64": ir.FloatType(), "complex128": ir.DoubleType(), "float32": ir.FloatType(),
+            "float64": ir.DoubleType()}[np.dtype(dtype).name]  # fmt: skip
+
+
+def _pointer(context, builder, array_type, value, real):
+    """Data pointer of a Numba array, as a pointer to its real parts."""
+    data = context.make_array(array_type)(context, builder, value).data
+    return builder.bitcast(data, real.as_pointer())
+
+
+class _Local:
+    """A thread's local array, read and written at constant slots, so that it lives in registers."""
+
+    def __init__(self, builder, pointer, real):
+        self.builder, self.pointer, self.real = builder, pointer, real
+
+    def _at(self, index):
+        return self.builder.gep(self.pointer, [ir.IntType(32)(index)])
+
+    def load(self, slot):
+        return tuple(self.builder.load(self._at(2 * slot + part)) for part in (0, 1))
+
+    def store(self, slot, pair):
+        for part in (0, 1):
+            value = pair[part]
+            if value is None or isinstance(value, float):
+                value = ir.Constant(self.real, value or 0.0)
+            self.builder.store(value, self._at(2 * slot + part))
+
+
+def _table_loader(builder, table, real, row):
+    """Emit the loads of one table row; return {(p, rest): pair}. Laid out so that neighbouring rows coalesce."""
+    values, keys = table.values(), table.keys()
+    size = 4 if isinstance(real, ir.FloatType) else 8
+    per_chunk = 16 // (2 * size)  # complex numbers in one 16-byte access
+    rows, count = values.shape
+    chunks = -(-count // per_chunk)
+    flat = np.zeros((chunks, rows, per_chunk), dtype=np.complex128)
+    for index in range(count):
+        flat[index // per_chunk, :, index % per_chunk] = values[:, index]
+    numbers = flat.reshape(-1).view(np.float64)
+    array = ir.ArrayType(real, numbers.size)
+    module = builder.module
+    name = module.get_unique_name("devkernels_twiddles")
+    variable = ir.GlobalVariable(module, array, name, addrspace=_GLOBAL)
+    variable.linkage = "internal"
+    variable.global_constant = True
+    variable.align = 16
+    variable.initializer = ir.Constant(array, [float(v) for v in numbers])
+    vector = ir.VectorType(real, 2 * per_chunk)
+    base = builder.bitcast(variable, ir.PointerType(vector, addrspace=_GLOBAL))
+    found = {}
+    for chunk in range(chunks):
+        index = builder.add(row, row.type(chunk * rows)) if chunk else row
+        loaded = builder.load(builder.gep(base, [index]))
+        loaded.align = 16
+        for lane in range(min(per_chunk, count - chunk * per_chunk)):
+            pair = tuple(builder.extract_element(loaded, ir.IntType(32)(2 * lane + part)) for part in (0, 1))
+            found[keys[chunk * per_chunk + lane]] = pair
+    return found
+
+
+def butterflies(spec, dtype):
+    """See `emit.butterflies`."""
+    real = _real_type(dtype)
+
+    def code(context, builder, signature, arguments):
+        ops = IRArithmetic(builder, real)
+        data = _Local(builder, _pointer(context, builder, signature.args[0], arguments[0], real), real)
+        factors = None
+        if spec.filtered:
+            factors = _Local(builder, _pointer(context, builder, signature.args[1], arguments[1], real), real)
+        row = arguments[-1]
+        if spec.table is not None:
+            width = ir.IntType(32)
+            row = builder.trunc(row, width) if row.type.width > 32 else row
+        loaded: dict[int, dict] = {}
+        for number, slots in enumerate(spec.slots):
+            power = None
+            if spec.table is not None:
+                step = spec.row_steps[number]
+                if step not in loaded:
+                    loaded[step] = _table_loader(builder, spec.table, real, builder.add(row, row.type(step)) if step else row)
+
+                def power(p, rest, known=loaded[step]):
+                    return known.get((p, rest))
+            elif spec.base is not None:
+
+                def power(p, rest):
+                    w = spec.base**p
+                    return None if rest else (w.real, w.imag)
+
+            inputs = []
+            for slot in slots:
+                value = data.load(slot)
+                if spec.real_input:
+                    value = value[0], None
+                inputs.append(value if factors is None else Product(factors.load(slot), value))
+            if spec.table is not None and spec.table.common:
+                inputs = [Product(power(0, Fraction(0)), value) for value in inputs]
+            network = Network(ops, spec.sign, power)
+            for slot, pair in zip(slots, weighted(network, network.dft(inputs), spec.weights), strict=True):
+                data.store(slot, pair)
+        return context.get_dummy_value()
+
+    if spec.filtered:
+
+        @intrinsic
+        def filtered(typingctx, data, factors, row):
+            """Multiply by the factors and transform in place."""
+            return types.void(data, factors, row), code
+
+        return filtered
+
+    @intrinsic
+    def transform(typingctx, data, row):
+        """Transform in place."""
+        return types.void(data, row), code
+
+    return transform
+
+
+def _mover(offsets, dtype, store):
+    dtype = np.dtype(dtype)
+    real = _real_type(dtype)
+    parts = 2 if dtype.kind == "c" else 1
+    bits = 32 if isinstance(real, ir.FloatType) else 64
+    vector = ir.VectorType(real, 2) if parts == 2 else real
+
+    def code(context, builder, signature, arguments):
+        data_type, memory_type, _ = signature.args
+        local = builder.bitcast(
+            _pointer(context, builder, data_type, arguments[0], real), vector.as_pointer()
+        )
+        memory = builder.bitcast(
+            _pointer(context, builder, memory_type, arguments[1], real), vector.as_pointer()
+        )
+        start = builder.gep(memory, [arguments[2]])
+        for slot, offset in enumerate(offsets):
+            register = builder.gep(local, [ir.IntType(32)(slot)])
+            place = builder.gep(start, [ir.IntType(64)(offset)])
+            if store:
+                word = builder.store(builder.load(register), place)
+            else:
+                loaded = builder.load(place)
+                word = loaded
+                builder.store(loaded, register)
+            word.align = parts * bits // 8
+        return context.get_dummy_value()
+
+    return code
+
+
+def gather(offsets, dtype):
+    """See `emit.gather`."""
+    code = _mover(offsets, dtype, store=False)
+
+    @intrinsic
+    def load(typingctx, data, memory, base):
+        """Read memory into the local array."""
+        return types.void(data, memory, base), code
+
+    return load
+
+
+def scatter(offsets, dtype):
+    """See `emit.scatter`."""
+    code = _mover(offsets, dtype, store=True)
+
+    @intrinsic
+    def save(typingctx, data, memory, base):
+        """Write the local array to memory."""
+        return types.void(data, memory, base), code
+
+    return save

@@ -1,0 +1,295 @@
+"""Plans of block transforms: radices, threads, exchange layouts without bank conflicts, and the least barriers.
+
+in: radices, elements per thread, rows per block, precision. out: a frozen `BlockPlan`. Everything here is decided by
+counting: a layout is tried on the addresses that the threads will use, a barrier is what the readers and writers of
+each word of shared memory need.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from devkernels.engine import index, networks
+from devkernels.errors import SpecError
+
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One pass of a row through shared memory, after stage `stage` going forward and before it going back.
+
+    `strides` are words per digit of the position. `barrier` must stand between its writes and its reads, and
+    `reuse_barrier` before its writes when it follows the exchange before (forward; mirrored in the inverse): None
+    where every thread overwrites only what it has read itself, "warp" or "block" else.
+    """
+
+    stage: int
+    strides: tuple[int, ...]
+    barrier: str | None
+    reuse_barrier: str | None
+    conflicts: float  # shared-memory passes per access, 1.0 is free of conflicts
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """How one thread block transforms `rows` rows of `size` complex numbers in shared memory and registers."""
+
+    size: int
+    radices: tuple[int, ...]
+    elements: int
+    rows: int
+    word_bytes: int
+    groups: tuple[int, ...]
+    exchanges: tuple[Exchange, ...]
+    row_words: int
+
+    @property
+    def threads(self) -> int:
+        """Threads per row."""
+        return self.size // self.elements
+
+    @property
+    def block_dim(self) -> tuple[int, int, int]:
+        """Shape of the thread block: threads of a row, rows."""
+        return self.threads, self.rows, 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return self.rows * self.row_words * self.word_bytes
+
+    def operations(self, rotated: bool = False) -> float:
+        """Floating-point instructions per element, forward and inverse, without the filter."""
+        total = sum(networks.operations(r, s > 0, rotated) / r for s, r in enumerate(self.radices))
+        return total + sum(networks.operations(r, s > 0, rotated) / r for s, r in enumerate(self.radices[::-1]))
+
+    def describe(self) -> str:
+        """Say the plan in words."""
+        lines = [
+            f"{self.size} = {' * '.join(map(str, self.radices))}; {self.threads} threads of {self.elements} elements "
+            f"per row, {self.rows} rows per block; {self.shared_bytes} bytes of shared memory; about "
+            f"{self.operations():.1f} floating-point instructions per element both ways"
+        ]
+        for exchange in self.exchanges:
+            lines.append(
+                f"  exchange {exchange.stage}: strides {exchange.strides}, barrier {exchange.barrier}, before reuse "
+                f"{exchange.reuse_barrier}, {exchange.conflicts:.2f} passes per access"
+            )
+        return "\n".join(lines)
+
+
+def bank_passes(addresses: np.ndarray, word_bytes: int) -> float:
+    """Mean passes that shared memory needs for accesses (lanes in warps of 32 along axis 0), 1.0 being the least.
+
+    A warp's access of 8-byte words goes in two halves of 16 lanes, of 16-byte words in four quarters; the lanes of a
+    part are served at once unless they want different words of the same bank.
+    """
+    part = {4: 32, 8: 16, 16: 8}[word_bytes]
+    lanes = np.asarray(addresses).reshape(len(addresses), -1)
+    count = -(-len(lanes) // part)
+    padded = np.vstack([lanes, np.repeat(lanes[-1:], count * part - len(lanes), axis=0)])
+    groups = np.sort(padded.reshape(count, part, -1), axis=1)
+    banks = groups % part
+    fresh = np.ones(groups.shape, dtype=bool)
+    fresh[:, 1:] = groups[:, 1:] != groups[:, :-1]
+    passes = np.zeros((count, groups.shape[2]), dtype=np.int64)
+    for bank in range(part):
+        np.maximum(passes, ((banks == bank) & fresh).sum(axis=1), out=passes)
+    return float(passes.mean())
+
+
+class _Builder:
+    """Search for one plan's groups and layouts."""
+
+    def __init__(self, radices, elements, rows, word_bytes):
+        self.radices, self.elements, self.rows, self.word_bytes = radices, elements, rows, word_bytes
+        self.size = index.prefix_products(radices)[-1]
+        self.threads = self.size // elements
+        self.count = len(radices)
+        self.lanes = 128 // word_bytes
+        self.options = {s: index.groups(radices, elements, s) for s in range(1, self.count + 1)}
+        for stage, found in self.options.items():
+            if not found:
+                raise SpecError(
+                    f"No plan for {self.size} = {' * '.join(map(str, radices))} with {elements} elements per thread: "
+                    f"stage {stage} would need address arithmetic for each element; take other radices or another order."
+                )
+
+    @functools.lru_cache(maxsize=None)  # noqa: B019 - lives as long as this short search
+    def place(self, stage, group):
+        return index.positions(self.radices, self.elements, stage, group)
+
+    @functools.lru_cache(maxsize=None)  # noqa: B019
+    def first_digits(self, stage, group):
+        return np.stack(index.digits(self.radices, self.place(stage, group)[:, 0]))
+
+    @functools.lru_cache(maxsize=None)  # noqa: B019
+    def passes(self, strides, stage, group, row_words) -> float:
+        """Passes per access of this stage's exchange; the same for every slot, as slots differ by constants."""
+        words = np.asarray(strides) @ self.first_digits(stage, group)
+        rows = np.arange(min(self.rows, max(1, -(-WARP // self.threads))))[:, None] * row_words
+        return bank_passes((rows + words[None, :]).reshape(-1), self.word_bytes)
+
+    def strides(self, pads) -> tuple[int, ...]:
+        out = [1]
+        for radix, pad in zip(self.radices[:0:-1], pads[::-1], strict=True):
+            out.append(out[-1] * radix + pad)
+        return tuple(out[::-1])
+
+    def words(self, strides) -> int:
+        return 1 + sum((r - 1) * s for r, s in zip(self.radices, strides, strict=True))
+
+    def row_words(self, words: int) -> int:
+        """Words between the rows of a block: shifted so that rows that share a half-warp use other banks."""
+        if self.rows == 1 or self.threads >= self.lanes:
+            return words
+        return words + (self.threads - words) % self.lanes
+
+    def position_scope(self, stage, groups) -> str | None:
+        """Barrier between stages `stage` and `stage` + 1: who holds a position before and after."""
+        owner = np.empty((2, self.size), dtype=np.int64)
+        for side, s in enumerate((stage, stage + 1)):
+            owner[side, self.place(s, groups[s - 1])] = np.arange(self.threads)[:, None]
+        return self.scope(owner[0], owner[1])
+
+    def scope(self, before, after) -> str | None:
+        rows = np.arange(self.rows)[:, None] * self.threads
+        a, b = before[None, :] + rows, after[None, :] + rows
+        if (a == b).all():
+            return None
+        return "warp" if (a // WARP == b // WARP).all() else "block"
+
+    def reuse_scope(self, stage, before, after, group, row_words) -> str | None:
+        """Barrier before `stage` writes in layout `after` over what it has read in layout `before`."""
+        owners = []
+        for strides in (before, after):
+            who = np.full(row_words, -1, dtype=np.int64)
+            who[index.address(self.radices, strides, self.place(stage, group))] = np.arange(self.threads)[:, None]
+            owners.append(who)
+        both = (owners[0] >= 0) & (owners[1] >= 0)
+        return self.scope(owners[0][both], owners[1][both])
+
+    def group_choices(self):
+        """Groups of all stages, those with the fewest block barriers only."""
+        ranked: dict[int, list[tuple[int, ...]]] = {}
+        for choice in itertools.product(*(self.options[s] for s in range(1, self.count + 1))):
+            blocks = sum(self.position_scope(s, choice) == "block" for s in range(1, self.count))
+            ranked.setdefault(blocks, []).append(choice)
+        return ranked[min(ranked)]
+
+    def shared_layouts(self):
+        """Strides to try for all exchanges together, smallest first."""
+        limit = self.lanes + 1
+        pads = range(limit) if self.count <= 3 else (0, 1, 2, 4, 8)
+        return sorted({self.strides(p) for p in itertools.product(pads, repeat=self.count - 1)}, key=self.words)
+
+    def layouts(self, stage, prefix):
+        """Strides for the exchange after `stage`; digits before it keep the strides `prefix`.
+
+        So each sub-transform stays within the words that it has had, and its threads wait for no others.
+        """
+        found = []
+        for pad in range(self.lanes + 1):
+            inner = self.strides((0,) * (stage - 1) + (pad,) + (0,) * (self.count - 1 - stage))[stage - 1 :]
+            if not prefix or 1 + sum((r - 1) * s for r, s in zip(self.radices[stage - 1 :], inner)) <= prefix[-1]:
+                found.append(prefix + inner)
+        return found
+
+    def cost(self, strides, groups, ends) -> float:
+        row_words = self.row_words(self.words(strides))
+        return sum(self.passes(strides, e, groups[e - 1], row_words) for e in ends) / len(ends)
+
+    def best(self, layouts, groups, ends):
+        """Cheapest layout, the first of these."""
+        found = None
+        for strides in layouts:
+            cost = self.cost(strides, groups, ends)
+            if found is None or cost < found[0]:
+                found = cost, strides
+                if cost == 1.0:
+                    break
+        return found
+
+    def choose(self):
+        """(groups, strides per exchange): fewest block barriers, then bank conflicts, then any barriers."""
+        stages = list(range(1, self.count))
+        choices = self.group_choices()
+        best = None
+        # A layout shared by all exchanges lets every thread write where it has just read: no barrier before.
+        layouts = self.shared_layouts()
+        for groups in choices[:16]:
+            cost, strides = self.best(layouts, groups, [e for s in stages for e in (s, s + 1)])
+            if best is None or cost < best[0]:
+                best = cost, groups, [strides] * len(stages)
+            if cost == 1.0:
+                return best[1:]
+        if self.count != 3:  # two stages have one exchange; four are rare, and their search would be long
+            return best[1:]
+        # Else every exchange its own, confined to the words of its sub-transform.
+        for groups in choices[:16]:
+            for strides in self.layouts_first():
+                cost = self.cost(strides, groups, (1, 2))
+                chosen = [strides]
+                for s in stages[1:]:
+                    inner = self.best(self.layouts(s, chosen[-1][: s - 1]), groups, (s, s + 1))
+                    if inner is None:
+                        break
+                    cost += inner[0]
+                    chosen.append(inner[1])
+                else:
+                    if best is None or cost / len(stages) < best[0] - 1e-9:
+                        best = cost / len(stages), groups, chosen
+                    if best[0] == 1.0:
+                        return best[1:]
+        return best[1:]
+
+    def layouts_first(self):
+        """Strides for the first exchange, smallest first."""
+        rest = (0,) * (self.count - 3)
+        pads = itertools.product(range(2 * self.lanes + 1), range(self.lanes + 1))
+        return sorted({self.strides((p, q, *rest)) for p, q in pads}, key=self.words)
+
+    def build(self) -> BlockPlan:
+        common = (self.size, self.radices, self.elements, self.rows, self.word_bytes)
+        if self.count == 1:
+            return BlockPlan(*common, (self.options[1][0],), (), 0)
+        groups, layout = self.choose()
+        row_words = self.row_words(max(self.words(strides) for strides in layout))
+        exchanges = []
+        for s, strides in enumerate(layout, start=1):
+            reuse = None
+            if s > 1:
+                reuse = self.reuse_scope(s, layout[s - 2], strides, groups[s - 1], row_words)
+            cost = sum(self.passes(strides, e, groups[e - 1], row_words) for e in (s, s + 1)) / 2
+            exchanges.append(Exchange(s, strides, self.position_scope(s, groups), reuse, cost))
+        return BlockPlan(*common, groups, tuple(exchanges), row_words)
+
+
+@functools.lru_cache(maxsize=4096)
+def make_plan(radices: tuple[int, ...], elements: int, rows: int = 1, word_bytes: int = 8) -> BlockPlan:
+    """Plan for given radices.
+
+    Parameters
+    ----------
+    radices : tuple of int
+        2 to 32 each; their product is the length.
+    elements : int
+        Elements per thread, a multiple of every radix.
+    rows : int
+        Rows per block.
+    word_bytes : int
+        8 for complex64, 16 for complex128.
+    """
+    if not radices or any(not 2 <= r <= 32 for r in radices):
+        raise SpecError(f"Radices {radices} must be numbers from 2 to 32.")
+    if any(elements % r for r in radices):
+        raise SpecError(f"{elements} elements per thread are not a multiple of every radix of {radices}.")
+    size = index.prefix_products(radices)[-1]
+    if size % elements:
+        raise SpecError(f"{elements} elements per thread do not divide the length {size} of radices {radices}.")
+    return _Builder(tuple(radices), elements, rows, word_bytes).build()

@@ -1,0 +1,195 @@
+"""Device functions of a planned block transform, composed of butterflies and exchanges.
+
+in: a `BlockPlan`. out: `forward(data, shared)` and `inverse(data, shared)`, `filter_inverse(data, factors, shared)`.
+Each is a chain of closures over compile-time constants, composed pairwise and inlined: no generated text.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numba import cuda
+
+from devkernels.engine import emit, index
+from devkernels.engine.plan import BlockPlan
+from devkernels.target import simulating
+
+_u = np.uint64  # unsigned indices: signed ones cost a wrap-around test per access
+
+
+def inlined(function: Callable) -> Callable:
+    """Make a device function that is always inlined."""
+    return cuda.jit(device=True, forceinline=True)(function)
+
+
+def barrier(scope: str | None) -> Callable:
+    """Device function ``f()`` that waits for the warp, for the block, or for nothing."""
+    if scope is None:
+
+        def wait():
+            return None
+    elif scope == "warp" and not simulating():
+
+        def wait():
+            cuda.syncwarp()
+    else:
+
+        def wait():
+            cuda.syncthreads()
+
+    return inlined(wait)
+
+
+def chain(first: Callable, second: Callable) -> Callable:
+    """One step after another; a step is ``f(data, factors, shared, thread, start)``."""
+
+    def both(data, factors, shared, thread, start):
+        first(data, factors, shared, thread, start)
+        second(data, factors, shared, thread, start)
+
+    return inlined(both)
+
+
+def word_of(plan: BlockPlan, stage: int, strides: tuple[int, ...]) -> Callable:
+    """Device function: word where the layout `strides` keeps the thread's first element in `stage`."""
+    radix = plan.radices[stage - 1]
+    span = plan.size // index.prefix_products(plan.radices)[stage]
+    group, held = _u(plan.groups[stage - 1]), _u(plan.groups[stage - 1] * (plan.elements // radix))
+    below, block = _u(span), _u(span * radix)
+    # Word = position + one pad for each digit boundary passed.
+    units = [int(np.prod(plan.radices[d + 1 :], dtype=np.int64)) for d in range(len(plan.radices))]
+    pads = [s - n * r for s, n, r in zip(strides, strides[1:], plan.radices[1:], strict=False)]
+    padded = [(_u(unit), _u(pad)) for unit, pad in zip(units, pads, strict=False) if pad]
+
+    def position(thread):
+        first = (thread // group) * held + thread % group
+        return (first // below) * block + first % below
+
+    word = inlined(position)
+    place = word
+    for unit, pad in padded:
+        word = _with_pad(word, place, unit, pad)
+    return word
+
+
+def _with_pad(word, place, unit, pad):
+    def padded(thread):
+        return word(thread) + (place(thread) // unit) * pad
+
+    return inlined(padded)
+
+
+def offsets_of(plan: BlockPlan, stage: int, strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Words from the thread's first element to each of its slots."""
+    place = index.positions(plan.radices, plan.elements, stage, plan.groups[stage - 1])[0]
+    words = index.address(plan.radices, strides, place)
+    return tuple(int(w - words[0]) for w in words)
+
+
+def exchange(plan: BlockPlan, stage: int, dtype: np.dtype, forward: bool) -> Callable:
+    """Step: pass the row through shared memory between stages `stage` and `stage` + 1."""
+    this = plan.exchanges[stage - 1]
+    if forward:
+        source, target, reuse = stage, stage + 1, this.reuse_barrier
+    else:
+        source, target = stage + 1, stage
+        reuse = plan.exchanges[stage].reuse_barrier if stage < len(plan.exchanges) else None
+    write = emit.scatter(offsets_of(plan, source, this.strides), dtype)
+    read = emit.gather(offsets_of(plan, target, this.strides), dtype)
+    write_word, read_word = word_of(plan, source, this.strides), word_of(plan, target, this.strides)
+    before, between = barrier(reuse), barrier(this.barrier)
+
+    def step(data, factors, shared, thread, start):
+        before()
+        write(data, shared, start + write_word(thread))
+        between()
+        read(data, shared, start + read_word(thread))
+
+    return inlined(step)
+
+
+def _stage_indices(plan: BlockPlan, stage: int, upper: bool) -> tuple[Callable, tuple[int, ...]]:
+    """Device function for K (or t) of the thread's first butterfly, and what the others add to it."""
+    radix = plan.radices[stage - 1]
+    count = plan.elements // radix
+    span = plan.size // index.prefix_products(plan.radices)[stage]
+    g = plan.groups[stage - 1]
+    firsts = [divmod(index.butterfly(0, i, g, count), span)[0 if upper else 1] for i in range(count)]
+    group, held, below = _u(g), _u(g * count), _u(span)
+    if upper:
+
+        def row(thread):
+            return ((thread // group) * held + thread % group) // below
+    else:
+
+        def row(thread):
+            return ((thread // group) * held + thread % group) % below
+
+    return inlined(row), tuple(f - firsts[0] for f in firsts)
+
+
+def transform(
+    plan: BlockPlan, stage: int, dtype: np.dtype, sign: int, *, offset: float = 0.0, rotated: bool = False,
+    filtered: bool = False, real_input: bool = False,
+) -> Callable:  # fmt: skip
+    """Step: the butterflies of `stage`, with the twiddles that belong before them."""
+    radices, radix = plan.radices, plan.radices[stage - 1]
+    products = index.prefix_products(radices)
+    slots = index.slots(radix, plan.elements)
+    table, row, steps, base, weights, common = None, None, (), None, None, False
+    if sign < 0 and stage > 1:
+        order = products[stage]
+        frequencies = tuple(float(f) + offset for f in index.scrambled(radices, stage - 1))
+        table = emit.TwiddleTable(radix, sign, order, frequencies, rotated)
+        row, steps = _stage_indices(plan, stage, upper=True)
+    elif sign < 0 and offset:
+        base = cmath.exp(2j * math.pi * sign * offset / radix)
+    elif sign > 0 and stage < len(radices):
+        order = plan.size // products[stage - 1]
+        times = tuple(float(t) for t in range(order // radix))
+        common = bool(offset) and stage == 1
+        table = emit.TwiddleTable(radix, sign, order, times, rotated, common=offset if common else 0.0)
+        row, steps = _stage_indices(plan, stage, upper=False)
+    if sign > 0 and stage == 1 and offset:
+        weights = tuple(cmath.exp(2j * math.pi * j * offset / radix) for j in range(radix))
+    spec = emit.ButterflySpec(
+        slots, sign, table, steps, base=base, filtered=filtered, real_input=real_input, weights=weights
+    )
+    run = emit.butterflies(spec, dtype)
+    if row is None:
+
+        def row(thread):
+            return thread
+
+        row = inlined(row)
+
+    if filtered:
+
+        def step(data, factors, shared, thread, start):
+            run(data, factors, row(thread))
+    else:
+
+        def step(data, factors, shared, thread, start):
+            run(data, row(thread))
+
+    return inlined(step)
+
+
+def compose(plan: BlockPlan, dtype: np.dtype, sign: int, **options) -> Callable:
+    """Whole transform as ``f(data, factors, shared, thread, start)``."""
+    count = len(plan.radices)
+    real_input, filtered = options.pop("real_input", False), options.pop("filtered", False)
+    if sign < 0:
+        run = transform(plan, 1, dtype, sign, real_input=real_input, **options)
+        for stage in range(2, count + 1):
+            run = chain(run, exchange(plan, stage - 1, dtype, forward=True))
+            run = chain(run, transform(plan, stage, dtype, sign, **options))
+    else:
+        run = transform(plan, count, dtype, sign, filtered=filtered, **options)
+        for stage in range(count - 1, 0, -1):
+            run = chain(run, exchange(plan, stage, dtype, forward=False))
+            run = chain(run, transform(plan, stage, dtype, sign, **options))
+    return run
