@@ -68,53 +68,25 @@ class BlockFFT:
     @functools.cached_property
     def forward(self):
         """Device function ``forward(data, shared)``: data[e] = x[tx + e stride] becomes the spectrum."""
-        run = self._steps(-1, real_input=self.real_input)
-        return self._call(run)
+        return self._make(-1, real_input=self.real_input)
 
     @functools.cached_property
     def inverse(self):
         """Device function ``inverse(data, shared)``: the spectrum becomes size * x."""
-        return self._call(self._steps(1))
+        return self._make(1)
 
     @functools.cached_property
     def filter_inverse(self):
         """Device function ``filter_inverse(data, factors, shared)``: ``inverse`` of data * factors, a little cheaper."""
-        from devkernels.engine.stages import inlined
+        return self._make(1, filtered=True)
 
-        run, words, thread, row = self._steps(1, filtered=True), *self._indices()
+    def _make(self, sign, filtered=False, **options):
+        from devkernels.engine import stages
 
-        def filter_inverse(data, factors, shared):
-            run(data, factors, shared, thread(), row() * words)
-
-        return inlined(filter_inverse)
-
-    def _steps(self, sign, **options):
-        from devkernels.engine.stages import compose
-
-        return compose(self.plan, self.dtype, sign, offset=self.offset, rotated=self.rotated, **options)
-
-    def _indices(self):
-        from numba import cuda
-
-        from devkernels.engine.stages import inlined
-
-        def thread():
-            return np.uint64(cuda.threadIdx.x)
-
-        def row():
-            return np.uint64(cuda.threadIdx.y)
-
-        return np.uint64(self.plan.row_words), inlined(thread), inlined(row)
-
-    def _call(self, run):
-        from devkernels.engine.stages import inlined
-
-        words, thread, row = self._indices()
-
-        def call(data, shared):
-            run(data, data, shared, thread(), row() * words)
-
-        return inlined(call)
+        run = stages.compose(
+            self.plan, self.dtype, sign, offset=self.offset, rotated=self.rotated, filtered=filtered, **options
+        )
+        return stages.bind(self.plan, run, filtered)
 
 
 @functools.lru_cache(maxsize=256)

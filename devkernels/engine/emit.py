@@ -73,14 +73,30 @@ def butterflies(spec: ButterflySpec, dtype: np.dtype):
     return _simulated_butterflies(spec) if simulating() else _emitted().butterflies(spec, dtype)
 
 
-def gather(offsets, dtype):
-    """Function ``f(data, memory, base)``: ``data[e] = memory[base + offsets[e]]``."""
-    return _simulated_gather(tuple(offsets)) if simulating() else _emitted().gather(tuple(offsets), dtype)
+@dataclass(frozen=True)
+class Move:
+    """A thread's move between its local array and memory: slot e lies `offsets[e]` elements after the base.
+
+    `dtype` is that of the local array (complex). `memory` may be that, or real: then `part` says which part of the
+    complex numbers moves. Loads leave the other part alone. With `masked` the function takes a count more: elements at
+    offsets >= count are read as zero, or not written.
+    """
+
+    offsets: tuple[int, ...]
+    dtype: str
+    memory: str = ""
+    part: str = "both"
+    masked: bool = False
 
 
-def scatter(offsets, dtype):
-    """Function ``f(data, memory, base)``: ``memory[base + offsets[e]] = data[e]``."""
-    return _simulated_scatter(tuple(offsets)) if simulating() else _emitted().scatter(tuple(offsets), dtype)
+def gather(move: Move):
+    """Function ``f(data, memory, base[, count])``: ``data[e] = memory[base + offsets[e]]``."""
+    return _simulated_gather(move) if simulating() else _emitted().mover(move, store=False)
+
+
+def scatter(move: Move):
+    """Function ``f(data, memory, base[, count])``: ``memory[base + offsets[e]] = data[e]``."""
+    return _simulated_scatter(move) if simulating() else _emitted().mover(move, store=True)
 
 
 def _emitted():
@@ -134,17 +150,34 @@ def _simulated_butterflies(spec: ButterflySpec):
     return plain
 
 
-def _simulated_gather(offsets):
-    def run(data, memory, base):
-        for slot, offset in enumerate(offsets):
-            data[slot] = memory[int(base) + offset]
-
-    return run
+def _parts(value, part):
+    return value if part == "both" else getattr(value, part)
 
 
-def _simulated_scatter(offsets):
-    def run(data, memory, base):
-        for slot, offset in enumerate(offsets):
-            memory[int(base) + offset] = data[slot]
+def _simulated_gather(move: Move):
+    def run(data, memory, base, count):
+        for slot, offset in enumerate(move.offsets):
+            value = memory[int(base) + offset] if offset < int(count) else 0.0
+            if move.part == "real":
+                value = complex(value, data[slot].imag)
+            elif move.part == "imag":
+                value = complex(data[slot].real, value)
+            data[slot] = value
 
-    return run
+    return run if move.masked else _unmasked(run)
+
+
+def _simulated_scatter(move: Move):
+    def run(data, memory, base, count):
+        for slot, offset in enumerate(move.offsets):
+            if offset < int(count):
+                memory[int(base) + offset] = _parts(data[slot], move.part)
+
+    return run if move.masked else _unmasked(run)
+
+
+def _unmasked(run):
+    def all_of_them(data, memory, base):
+        run(data, memory, base, 1 << 62)
+
+    return all_of_them

@@ -132,7 +132,9 @@ def butterflies(spec, dtype):
             if spec.table is not None:
                 step = spec.row_steps[number]
                 if step not in loaded:
-                    loaded[step] = _table_loader(builder, spec.table, real, builder.add(row, row.type(step)) if step else row)
+                    loaded[step] = _table_loader(
+                        builder, spec.table, real, builder.add(row, row.type(step)) if step else row
+                    )
 
                 def power(p, rest, known=loaded[step]):
                     return known.get((p, rest))
@@ -172,56 +174,87 @@ def butterflies(spec, dtype):
     return transform
 
 
-def _mover(offsets, dtype, store):
-    dtype = np.dtype(dtype)
-    real = _real_type(dtype)
-    parts = 2 if dtype.kind == "c" else 1
-    bits = 32 if isinstance(real, ir.FloatType) else 64
-    vector = ir.VectorType(real, 2) if parts == 2 else real
+_MEMORY = {"float16": ir.HalfType(), "float32": ir.FloatType(), "float64": ir.DoubleType(),
+           "complex64": ir.FloatType(), "complex128": ir.DoubleType()}  # fmt: skip
+_BYTES = {"float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
+
+
+def _convert(builder, value, to):
+    if value.type == to:
+        return value
+    wider = {"half": 0, "float": 1, "double": 2}
+    return (builder.fpext if wider[str(to)] > wider[str(value.type)] else builder.fptrunc)(value, to)
+
+
+def mover(move, store):
+    """See `emit.gather` and `emit.scatter`."""
+    real = _real_type(np.dtype(move.dtype))
+    memory_name = move.memory or move.dtype
+    stored = _MEMORY[memory_name]
+    whole = memory_name.startswith("complex")
+    if whole != (move.part == "both"):
+        raise ValueError(f"part {move.part!r} does not suit memory of {memory_name}")
+    shift = {"both": 0, "real": 0, "imag": 1}[move.part]
+    word = ir.VectorType(stored, 2) if whole else stored
+
+    def one(builder, local, place, slot):
+        registers = [builder.gep(local, [ir.IntType(32)(2 * slot + part)]) for part in (0, 1)]
+        if whole:
+            if store:
+                value = ir.Constant(word, ir.Undefined)
+                for part in (0, 1):
+                    number = _convert(builder, builder.load(registers[part]), stored)
+                    value = builder.insert_element(value, number, ir.IntType(32)(part))
+                builder.store(value, place).align = _BYTES[memory_name]
+            else:
+                value = builder.load(place)
+                value.align = _BYTES[memory_name]
+                for part in (0, 1):
+                    number = builder.extract_element(value, ir.IntType(32)(part))
+                    builder.store(_convert(builder, number, real), registers[part])
+        elif store:
+            value = _convert(builder, builder.load(registers[shift]), stored)
+            builder.store(value, place).align = _BYTES[memory_name]
+        else:
+            value = builder.load(place)
+            value.align = _BYTES[memory_name]
+            builder.store(_convert(builder, value, real), registers[shift])
 
     def code(context, builder, signature, arguments):
-        data_type, memory_type, _ = signature.args
-        local = builder.bitcast(
-            _pointer(context, builder, data_type, arguments[0], real), vector.as_pointer()
-        )
-        memory = builder.bitcast(
-            _pointer(context, builder, memory_type, arguments[1], real), vector.as_pointer()
-        )
-        start = builder.gep(memory, [arguments[2]])
-        for slot, offset in enumerate(offsets):
-            register = builder.gep(local, [ir.IntType(32)(slot)])
+        local = _pointer(context, builder, signature.args[0], arguments[0], real)
+        memory = context.make_array(signature.args[1])(context, builder, arguments[1]).data
+        start = builder.gep(builder.bitcast(memory, word.as_pointer()), [arguments[2]])
+        for slot, offset in enumerate(move.offsets):
             place = builder.gep(start, [ir.IntType(64)(offset)])
+            if not move.masked:
+                one(builder, local, place, slot)
+                continue
+            count = arguments[3]
+            inside = builder.icmp_signed("<", count.type(offset), count)
             if store:
-                word = builder.store(builder.load(register), place)
-            else:
-                loaded = builder.load(place)
-                word = loaded
-                builder.store(loaded, register)
-            word.align = parts * bits // 8
+                with builder.if_then(inside):
+                    one(builder, local, place, slot)
+                continue
+            with builder.if_else(inside) as (then, otherwise):
+                with then:
+                    one(builder, local, place, slot)
+                with otherwise:
+                    for part in (0, 1) if whole else (shift,):
+                        builder.store(ir.Constant(real, 0.0), builder.gep(local, [ir.IntType(32)(2 * slot + part)]))
         return context.get_dummy_value()
 
-    return code
+    if move.masked:
 
+        @intrinsic
+        def masked(typingctx, data, memory, base, count):
+            """Move the elements whose offset is below the count."""
+            return types.void(data, memory, base, count), code
 
-def gather(offsets, dtype):
-    """See `emit.gather`."""
-    code = _mover(offsets, dtype, store=False)
-
-    @intrinsic
-    def load(typingctx, data, memory, base):
-        """Read memory into the local array."""
-        return types.void(data, memory, base), code
-
-    return load
-
-
-def scatter(offsets, dtype):
-    """See `emit.scatter`."""
-    code = _mover(offsets, dtype, store=True)
+        return masked
 
     @intrinsic
-    def save(typingctx, data, memory, base):
-        """Write the local array to memory."""
+    def whole_move(typingctx, data, memory, base):
+        """Move all elements."""
         return types.void(data, memory, base), code
 
-    return save
+    return whole_move

@@ -92,6 +92,7 @@ class Network:
         self.sign = sign
         self.power = power
         self._factors: dict[tuple[int, Fraction], Pair] = {}
+        self._products: dict[tuple[int, ...], tuple] = {}
 
     # -- values -----------------------------------------------------------------------------------------------
 
@@ -153,14 +154,20 @@ class Network:
             self._factors[key] = w
         return self._turn(self._factors[key], int(quarters))
 
+    def _combine(self, factor: Pair | int, other: Pair) -> Pair:
+        """Product of two factors, computed once: elements that share a factor mostly share the other too."""
+        if isinstance(factor, int):
+            return self._turn(other, factor)
+        key = tuple(id(part) for part in (*factor, *other))
+        if key not in self._products:
+            self._products[key] = self.multiply(factor, other), (factor, other)  # kept, so that no id is used again
+        return self._products[key][0]
+
     def pair_sum(self, a, b, factor) -> tuple[Pair, Pair]:
         """``a + factor b`` and ``a - factor b``."""
         ops, a = self.ops, self.value(a)
         if isinstance(b, Product):
-            if factor == 0:
-                factor, b = b.factor, b.value
-            else:
-                b = self.value(b)
+            factor, b = self._combine(factor, b.factor), b.value
         if isinstance(factor, int):
             b = self._turn(b, factor)
             return (self._add(a[0], b[0]), self._add(a[1], b[1])), (self._sub(a[0], b[0]), self._sub(a[1], b[1]))

@@ -22,7 +22,7 @@ _u = np.uint64  # unsigned indices: signed ones cost a wrap-around test per acce
 
 def inlined(function: Callable) -> Callable:
     """Make a device function that is always inlined."""
-    return cuda.jit(device=True, forceinline=True)(function)
+    return cuda.jit(device=True)(function) if simulating() else cuda.jit(device=True, forceinline=True)(function)
 
 
 def barrier(scope: str | None) -> Callable:
@@ -97,8 +97,8 @@ def exchange(plan: BlockPlan, stage: int, dtype: np.dtype, forward: bool) -> Cal
     else:
         source, target = stage + 1, stage
         reuse = plan.exchanges[stage].reuse_barrier if stage < len(plan.exchanges) else None
-    write = emit.scatter(offsets_of(plan, source, this.strides), dtype)
-    read = emit.gather(offsets_of(plan, target, this.strides), dtype)
+    write = emit.scatter(emit.Move(offsets_of(plan, source, this.strides), dtype.name))
+    read = emit.gather(emit.Move(offsets_of(plan, target, this.strides), dtype.name))
     write_word, read_word = word_of(plan, source, this.strides), word_of(plan, target, this.strides)
     before, between = barrier(reuse), barrier(this.barrier)
 
@@ -193,3 +193,27 @@ def compose(plan: BlockPlan, dtype: np.dtype, sign: int, **options) -> Callable:
             run = chain(run, exchange(plan, stage, dtype, forward=False))
             run = chain(run, transform(plan, stage, dtype, sign, **options))
     return run
+
+
+def _thread():
+    return _u(cuda.threadIdx.x)
+
+
+def _row():
+    return _u(cuda.threadIdx.y)
+
+
+def bind(plan: BlockPlan, run: Callable, filtered: bool) -> Callable:
+    """Give a composed transform the signature that kernels call: ``f(data, shared)`` or ``f(data, factors, shared)``."""
+    words, thread, row = _u(plan.row_words), inlined(_thread), inlined(_row)
+
+    if filtered:
+
+        def call(data, factors, shared):
+            run(data, factors, shared, thread(), row() * words)
+    else:
+
+        def call(data, shared):
+            run(data, data, shared, thread(), row() * words)
+
+    return inlined(call)
