@@ -21,11 +21,14 @@ _PUBLIC = {
     "KernelImage": "devkernels.compiler.image",
     "Launcher": "devkernels.launch",
     "Target": "devkernels.target",
+    "block_fft": "devkernels.engine.block_fft",
     "compile": "devkernels.compiler.kernel",
     "device_function": "devkernels.device.inline",
     "fft": "devkernels.device.fft",
+    "fftconvolve": "devkernels.kernels.fftconvolve",
     "kernel": "devkernels.launch",
     "load_image": "devkernels.launch",
+    "make_fftconvolve": "devkernels.kernels.fftconvolve",
     "make_spectral_filter": "devkernels.kernels.spectral_filter",
     "spectral_filter": "devkernels.kernels.spectral_filter",
 }
@@ -50,7 +53,9 @@ if TYPE_CHECKING:
     from devkernels.compiler.kernel import compile
     from devkernels.device.fft import DeviceFFT, fft
     from devkernels.device.inline import device_function
+    from devkernels.engine.block_fft import block_fft
     from devkernels.errors import DevkernelsError
+    from devkernels.kernels.fftconvolve import fftconvolve, make_fftconvolve
     from devkernels.kernels.spectral_filter import make_spectral_filter, spectral_filter
     from devkernels.launch import Launcher, kernel, load_image
     from devkernels.target import Target

@@ -1,6 +1,6 @@
 """`block_fft(...)`: a block transform as an object with device functions, for fused spectral kernels.
 
-in: length, precision, optionally a plan. out: a `BlockFFT`.
+in: length and precision, and knobs if wanted. out: a `BlockFFT`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from devkernels.engine import index
+from devkernels.device.fft import Dim3, Launch
+from devkernels.engine import choose, emit, index
 from devkernels.engine.plan import BlockPlan, make_plan
 from devkernels.errors import SpecError
+from devkernels.spec import whole_number
 
 
 @dataclass(frozen=True)
 class BlockFFT:
-    """A block transform whose spectrum stays in the order in which the threads hold it."""
+    """A block transform whose spectrum stays in the order in which the threads hold it; made by `block_fft`.
+
+    Attributes
+    ----------
+    plan : BlockPlan
+        Radices, threads, exchanges; ``plan.describe()`` says it in words.
+    dtype : numpy.dtype
+        complex64 or complex128, of the thread's local array.
+    max_registers : int or None
+        What to give `devkernels.kernel` for this plan.
+    """
 
     plan: BlockPlan
     dtype: np.dtype
-    offset: float = 0.0
-    rotated: bool = False
+    frequency_offset: float = 0.0
     real_input: bool = False
+    rotated: bool = False
+    max_registers: int | None = None
 
     @property
     def size(self) -> int:
@@ -41,9 +54,9 @@ class BlockFFT:
         return self.plan.threads
 
     @property
-    def block_dim(self) -> tuple[int, int, int]:
+    def block_dim(self) -> Dim3:
         """Thread block: x runs along a row, y over the rows of a block."""
-        return self.plan.block_dim
+        return Dim3(*self.plan.block_dim)
 
     @property
     def ffts_per_block(self) -> int:
@@ -55,6 +68,16 @@ class BlockFFT:
         """Dynamic shared memory of a block, in bytes."""
         return self.plan.shared_bytes
 
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Row elements from a thread's first to each of its slots."""
+        return tuple(e * self.stride for e in range(self.elements_per_thread))
+
+    def launch(self, rows: int, stream: object = 0) -> Launch:
+        """Grid, block, stream and shared memory for a kernel that transforms `rows` rows once."""
+        rows = whole_number(rows, "rows")
+        return Launch(Dim3(-(-rows // self.ffts_per_block)), self.block_dim, stream, self.shared_memory_size)
+
     @functools.cached_property
     def spectrum_index(self) -> np.ndarray:
         """Frequency (stride, elements_per_thread) in slot e of thread tx after `forward`."""
@@ -62,38 +85,149 @@ class BlockFFT:
 
     def order_filter(self, spectrum: np.ndarray) -> np.ndarray:
         """Natural-order spectra (..., size) in the engine's order: slot e of thread tx reads ``[tx + e * stride]``."""
-        order = self.spectrum_index.T.reshape(-1)
-        return np.ascontiguousarray(np.asarray(spectrum)[..., order])
+        spectrum = np.asarray(spectrum)
+        if spectrum.shape[-1:] != (self.size,):
+            raise SpecError(f"The spectrum has shape {spectrum.shape}; its last axis must be {self.size}.", spec=self)
+        return np.ascontiguousarray(spectrum[..., self.spectrum_index.T.reshape(-1)])
 
     @functools.cached_property
     def forward(self):
-        """Device function ``forward(data, shared)``: data[e] = x[tx + e stride] becomes the spectrum."""
+        """Device function ``forward(data, shared)``."""
         return self._make(-1, real_input=self.real_input)
 
     @functools.cached_property
     def inverse(self):
-        """Device function ``inverse(data, shared)``: the spectrum becomes size * x."""
+        """Device function ``inverse(data, shared)``."""
         return self._make(1)
 
     @functools.cached_property
     def filter_inverse(self):
-        """Device function ``filter_inverse(data, factors, shared)``: ``inverse`` of data * factors, a little cheaper."""
+        """Device function ``filter_inverse(data, factors, shared)``."""
         return self._make(1, filtered=True)
+
+    @functools.cached_property
+    def load(self):
+        """Device function ``load(data, memory, base)``: a thread's share of a complex row that starts at base - tx."""
+        return emit.gather(emit.Move(self.offsets, self.dtype.name))
+
+    @functools.cached_property
+    def store(self):
+        """Device function ``store(data, memory, base)``: the reverse of `load`."""
+        return emit.scatter(emit.Move(self.offsets, self.dtype.name))
 
     def _make(self, sign, filtered=False, **options):
         from devkernels.engine import stages
 
         run = stages.compose(
-            self.plan, self.dtype, sign, offset=self.offset, rotated=self.rotated, filtered=filtered, **options
-        )
+            self.plan, self.dtype, sign, offset=self.frequency_offset, rotated=self.rotated, filtered=filtered,
+            **options,
+        )  # fmt: skip
         return stages.bind(self.plan, run, filtered)
 
 
-@functools.lru_cache(maxsize=256)
-def block_fft(radices, elements, rows=1, dtype="complex64", *, offset=0.0, rotated=False, real_input=False) -> BlockFFT:
-    """Make a `BlockFFT` from radices."""
-    dtype = np.dtype(dtype)
-    if dtype.name not in ("complex64", "complex128"):
-        raise SpecError(f"dtype {dtype} must be complex64 or complex128.")
-    plan = make_plan(tuple(radices), elements, rows, dtype.itemsize)
-    return BlockFFT(plan, dtype, offset, rotated, real_input)
+def _complex_dtype(precision: object) -> np.dtype:
+    try:
+        name = np.dtype(precision).name
+    except TypeError:
+        name = str(precision)
+    found = {"float32": "complex64", "complex64": "complex64", "float64": "complex128", "complex128": "complex128"}
+    if name not in found:
+        raise SpecError(
+            f"precision={precision!r} must be float32 or float64 (half-precision rows are computed in float32)."
+        )
+    return np.dtype(found[name])
+
+
+def block_fft(
+    size: int,
+    precision: object = "float32",
+    *,
+    radices: tuple[int, ...] | None = None,
+    elements_per_thread: int | None = None,
+    ffts_per_block: int | None = None,
+    frequency_offset: float = 0.0,
+    real_input: bool = False,
+    rotated: bool = False,
+) -> BlockFFT:
+    """Make device functions that transform rows with the threads of a block, for fused spectral kernels.
+
+    The forward transform leaves the spectrum in the order in which its last stage computes it, the inverse takes it so:
+    work on a spectrum seldom cares for its order, and each direction saves one exchange between threads.
+
+    In a kernel that runs with ``f.launch(rows=...)``, or a block of ``f.block_dim`` and ``f.shared_memory_size`` bytes::
+
+        data = cuda.local.array(f.elements_per_thread, f.dtype)
+        shared = cuda.shared.array(0, f.dtype)
+        row = blockIdx.x * f.ffts_per_block + threadIdx.y
+        # slot e of thread tx = threadIdx.x is element tx + e * f.stride of the row
+        f.load(data, x_flat, row * f.size + tx)    # one 8- or 16-byte access per element; or fill `data` yourself
+        f.forward(data, shared)                    # slot e is now frequency f.spectrum_index[tx, e], unnormalised
+        f.inverse(data, shared)                    # slot e is now size * x[tx + e * f.stride]
+        f.filter_inverse(data, factors, shared)    # inverse of data * factors; factors: a second local array
+        f.store(data, y_flat, row * f.size + tx)
+
+    All threads of the block must call `forward` and the inverses, with valid or zero data (threads without a row too:
+    they pass the barriers). Between two of these calls on the same shared memory no barrier is needed; before shared
+    memory is used for anything else, and after that, one is.
+
+    Parameters
+    ----------
+    size : int
+        Length: a product of radices from 2 to 32, up to 16384 (complex64) or 8192 (complex128).
+    precision : dtype or str
+        float32 or float64.
+    radices : tuple of int, optional
+        Factors of the stages, in order; by default from a table of measured choices, or estimated.
+    elements_per_thread : int, optional
+        A multiple of every radix; needs `radices`. Default: their least common multiple.
+    ffts_per_block : int, optional
+        Rows per block.
+    frequency_offset : float
+        The transform is taken at frequencies k + offset: ``sum_n x_n exp(-2 pi i n (k + offset) / size)``; the inverse
+        undoes it. -0.25 makes products of spectra right-angle convolutions: with real rows, the real part of the
+        inverse holds the first `size` values of the linear convolution and the imaginary part the others.
+    real_input : bool
+        `forward` takes rows whose imaginary parts are zero, and ignores these.
+    rotated : bool
+        Larger twiddle tables, fewer instructions.
+
+    Returns
+    -------
+    BlockFFT
+
+    Raises
+    ------
+    UnsupportedSizeError
+        The length has no plan; the message names the next that has.
+    SpecError
+        A knob does not fit.
+
+    Notes
+    -----
+    Forward then inverse multiplies by `size`. Twiddle factors come before each butterfly and are folded into its fused
+    multiply-adds (`devkernels.engine.networks`); exchanges through shared memory have no bank conflicts for the usual
+    lengths, and only the first needs a block barrier.
+    """
+    size = whole_number(size, "size")
+    dtype = _complex_dtype(precision)
+    limit = None
+    if radices is None:
+        if elements_per_thread is not None:
+            raise SpecError("elements_per_thread needs radices: give both, or neither.")
+        found = choose.choose(size, dtype.itemsize)
+        radices, elements_per_thread, limit = found.radices, found.elements, found.max_registers
+        rows = found.rows
+    else:
+        radices = tuple(radices)
+        if index.prefix_products(radices)[-1] != size:
+            raise SpecError(f"radices={radices} multiply to {index.prefix_products(radices)[-1]}, not to size={size}.")
+        elements_per_thread = elements_per_thread or index.common_elements(radices)
+        rows = choose.rows_for(size, elements_per_thread, dtype.itemsize)
+    rows = rows if ffts_per_block is None else whole_number(ffts_per_block, "ffts_per_block")
+    return _cached(radices, elements_per_thread, rows, dtype, float(frequency_offset), real_input, rotated, limit)
+
+
+@functools.lru_cache(maxsize=512)
+def _cached(radices, elements, rows, dtype, offset, real_input, rotated, limit) -> BlockFFT:
+    plan = make_plan(radices, elements, rows, dtype.itemsize)
+    return BlockFFT(plan, dtype, offset, real_input, rotated, limit)

@@ -78,8 +78,9 @@ class Move:
     """A thread's move between its local array and memory: slot e lies `offsets[e]` elements after the base.
 
     `dtype` is that of the local array (complex). `memory` may be that, or real: then `part` says which part of the
-    complex numbers moves. Loads leave the other part alone. With `masked` the function takes a count more: elements at
-    offsets >= count are read as zero, or not written.
+    complex numbers moves; loads leave the other part alone. With `masked` the function takes a position and a limit
+    more: only elements with 0 <= position + offset < limit (as 32-bit numbers) move. Others are read as zero (or left
+    alone with `keep`), or not written.
     """
 
     offsets: tuple[int, ...]
@@ -87,15 +88,16 @@ class Move:
     memory: str = ""
     part: str = "both"
     masked: bool = False
+    keep: bool = False
 
 
 def gather(move: Move):
-    """Function ``f(data, memory, base[, count])``: ``data[e] = memory[base + offsets[e]]``."""
+    """Function ``f(data, memory, base[, position, limit])``: ``data[e] = memory[base + offsets[e]]``."""
     return _simulated_gather(move) if simulating() else _emitted().mover(move, store=False)
 
 
 def scatter(move: Move):
-    """Function ``f(data, memory, base[, count])``: ``memory[base + offsets[e]] = data[e]``."""
+    """Function ``f(data, memory, base[, position, limit])``: ``memory[base + offsets[e]] = data[e]``."""
     return _simulated_scatter(move) if simulating() else _emitted().mover(move, store=True)
 
 
@@ -155,9 +157,12 @@ def _parts(value, part):
 
 
 def _simulated_gather(move: Move):
-    def run(data, memory, base, count):
+    def run(data, memory, base, position, limit):
         for slot, offset in enumerate(move.offsets):
-            value = memory[int(base) + offset] if offset < int(count) else 0.0
+            inside = 0 <= int(position) + offset < int(limit)
+            if move.keep and not inside:
+                continue
+            value = memory[int(base) + offset] if inside else 0.0
             if move.part == "real":
                 value = complex(value, data[slot].imag)
             elif move.part == "imag":
@@ -168,9 +173,9 @@ def _simulated_gather(move: Move):
 
 
 def _simulated_scatter(move: Move):
-    def run(data, memory, base, count):
+    def run(data, memory, base, position, limit):
         for slot, offset in enumerate(move.offsets):
-            if offset < int(count):
+            if 0 <= int(position) + offset < int(limit):
                 memory[int(base) + offset] = _parts(data[slot], move.part)
 
     return run if move.masked else _unmasked(run)
@@ -178,6 +183,13 @@ def _simulated_scatter(move: Move):
 
 def _unmasked(run):
     def all_of_them(data, memory, base):
-        run(data, memory, base, 1 << 62)
+        run(data, memory, base, 0, 1 << 62)
 
     return all_of_them
+
+
+def prefetch(memory: str):
+    """Function ``f(memory, element)``: bring the 128-byte line of an element of dtype `memory` into the L2 cache."""
+    if simulating():
+        return lambda memory, element: None
+    return _emitted().prefetch(np.dtype(memory).itemsize)

@@ -5,6 +5,10 @@ in: the constants of `emit`. out: intrinsics. Imported only where code is compil
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import pathlib
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -14,8 +18,28 @@ from numba.cuda.extending import intrinsic
 
 from devkernels.engine.emit import weighted
 from devkernels.engine.networks import Network, Product
+from devkernels.errors import SpecError
 
 _GLOBAL = 1  # NVVM address space: constant memory would serialise lanes that read different rows
+
+
+@functools.cache
+def _sources() -> str:
+    """Digest of the files that decide what is written for a spec."""
+    folder = pathlib.Path(__file__).parent
+    text = b"".join((folder / name).read_bytes() for name in ("networks.py", "emit.py", "intrinsics.py"))
+    return hashlib.sha256(text).hexdigest()
+
+
+class _Writer:
+    """What writes an intrinsic's instructions, with content that the cache of kernels can compare."""
+
+    def __init__(self, write: Callable, *content: object):
+        self.write, self.content = write, content
+
+    def __cache_key__(self):
+        """All that the instructions depend on."""
+        return self.content, _sources()
 
 
 class IRArithmetic:
@@ -116,7 +140,7 @@ def butterflies(spec, dtype):
     """See `emit.butterflies`."""
     real = _real_type(dtype)
 
-    def code(context, builder, signature, arguments):
+    def write(context, builder, signature, arguments):
         ops = IRArithmetic(builder, real)
         data = _Local(builder, _pointer(context, builder, signature.args[0], arguments[0], real), real)
         factors = None
@@ -157,19 +181,21 @@ def butterflies(spec, dtype):
                 data.store(slot, pair)
         return context.get_dummy_value()
 
+    writer = _Writer(write, "butterflies", spec, np.dtype(dtype))
+
     if spec.filtered:
 
         @intrinsic
         def filtered(typingctx, data, factors, row):
             """Multiply by the factors and transform in place."""
-            return types.void(data, factors, row), code
+            return types.void(data, factors, row), writer.write
 
         return filtered
 
     @intrinsic
     def transform(typingctx, data, row):
         """Transform in place."""
-        return types.void(data, row), code
+        return types.void(data, row), writer.write
 
     return transform
 
@@ -193,7 +219,7 @@ def mover(move, store):
     stored = _MEMORY[memory_name]
     whole = memory_name.startswith("complex")
     if whole != (move.part == "both"):
-        raise ValueError(f"part {move.part!r} does not suit memory of {memory_name}")
+        raise SpecError(f"part {move.part!r} does not suit memory of {memory_name}")
     shift = {"both": 0, "real": 0, "imag": 1}[move.part]
     word = ir.VectorType(stored, 2) if whole else stored
 
@@ -220,18 +246,20 @@ def mover(move, store):
             value.align = _BYTES[memory_name]
             builder.store(_convert(builder, value, real), registers[shift])
 
-    def code(context, builder, signature, arguments):
+    def write(context, builder, signature, arguments):
         local = _pointer(context, builder, signature.args[0], arguments[0], real)
         memory = context.make_array(signature.args[1])(context, builder, arguments[1]).data
         start = builder.gep(builder.bitcast(memory, word.as_pointer()), [arguments[2]])
+        if move.masked:
+            position, limit = (context.cast(builder, arguments[k], signature.args[k], types.int32) for k in (3, 4))
         for slot, offset in enumerate(move.offsets):
             place = builder.gep(start, [ir.IntType(64)(offset)])
             if not move.masked:
                 one(builder, local, place, slot)
                 continue
-            count = arguments[3]
-            inside = builder.icmp_signed("<", count.type(offset), count)
-            if store:
+            place_in_row = builder.add(position, position.type(offset))
+            inside = builder.icmp_unsigned("<", place_in_row, limit)  # negative positions are large numbers here
+            if store or move.keep:
                 with builder.if_then(inside):
                     one(builder, local, place, slot)
                 continue
@@ -243,18 +271,41 @@ def mover(move, store):
                         builder.store(ir.Constant(real, 0.0), builder.gep(local, [ir.IntType(32)(2 * slot + part)]))
         return context.get_dummy_value()
 
+    writer = _Writer(write, "move", move, store)
+
     if move.masked:
 
         @intrinsic
-        def masked(typingctx, data, memory, base, count):
-            """Move the elements whose offset is below the count."""
-            return types.void(data, memory, base, count), code
+        def masked(typingctx, data, memory, base, position, limit):
+            """Move the elements that lie inside."""
+            return types.void(data, memory, base, position, limit), writer.write
 
         return masked
 
     @intrinsic
     def whole_move(typingctx, data, memory, base):
         """Move all elements."""
-        return types.void(data, memory, base), code
+        return types.void(data, memory, base), writer.write
 
     return whole_move
+
+
+def prefetch(bytes_per_element):
+    """See `emit.prefetch`."""
+
+    def write(context, builder, signature, arguments):
+        memory = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        place = builder.add(builder.ptrtoint(memory, ir.IntType(64)),
+                            builder.mul(arguments[1], arguments[1].type(bytes_per_element)))  # fmt: skip
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
+        builder.asm(kind, "prefetch.global.L2 [$0];", "l", [place], side_effect=True)
+        return context.get_dummy_value()
+
+    writer = _Writer(write, "prefetch", bytes_per_element)
+
+    @intrinsic
+    def touch(typingctx, memory, element):
+        """Ask for one line of memory."""
+        return types.void(memory, element), writer.write
+
+    return touch

@@ -83,24 +83,23 @@ class BlockPlan:
         return "\n".join(lines)
 
 
-def bank_passes(addresses: np.ndarray, word_bytes: int) -> float:
-    """Mean passes that shared memory needs for accesses (lanes in warps of 32 along axis 0), 1.0 being the least.
+def bank_passes(addresses: np.ndarray, word_bytes: int) -> np.ndarray:
+    """Mean passes that shared memory needs for accesses by warps of 32 lanes (last axis), 1.0 being the least.
 
     A warp's access of 8-byte words goes in two halves of 16 lanes, of 16-byte words in four quarters; the lanes of a
     part are served at once unless they want different words of the same bank.
     """
-    part = {4: 32, 8: 16, 16: 8}[word_bytes]
-    lanes = np.asarray(addresses).reshape(len(addresses), -1)
-    count = -(-len(lanes) // part)
-    padded = np.vstack([lanes, np.repeat(lanes[-1:], count * part - len(lanes), axis=0)])
-    groups = np.sort(padded.reshape(count, part, -1), axis=1)
-    banks = groups % part
+    part = 128 // word_bytes
+    lanes = np.asarray(addresses)
+    lacking = -lanes.shape[-1] % part
+    if lacking:
+        lanes = np.concatenate([lanes, np.repeat(lanes[..., -1:], lacking, axis=-1)], axis=-1)
+    groups = np.sort(lanes.reshape(-1, part), axis=1)
     fresh = np.ones(groups.shape, dtype=bool)
     fresh[:, 1:] = groups[:, 1:] != groups[:, :-1]
-    passes = np.zeros((count, groups.shape[2]), dtype=np.int64)
-    for bank in range(part):
-        np.maximum(passes, ((banks == bank) & fresh).sum(axis=1), out=passes)
-    return float(passes.mean())
+    wanted = (np.arange(len(groups))[:, None] * part + groups % part)[fresh]
+    passes = np.bincount(wanted, minlength=len(groups) * part).reshape(len(groups), part).max(axis=1)
+    return passes.reshape(*lanes.shape[:-1], -1).mean(axis=-1)
 
 
 class _Builder:
@@ -117,23 +116,24 @@ class _Builder:
             if not found:
                 raise SpecError(
                     f"No plan for {self.size} = {' * '.join(map(str, radices))} with {elements} elements per thread: "
-                    f"stage {stage} would need address arithmetic for each element; take other radices or another order."
+                    f"stage {stage} would need address arithmetic per element; take other radices, or reorder them."
                 )
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019 - lives as long as this short search
+    @functools.cache  # noqa: B019 - lives as long as this short search
     def place(self, stage, group):
         return index.positions(self.radices, self.elements, stage, group)
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019
+    @functools.cache  # noqa: B019
     def first_digits(self, stage, group):
         return np.stack(index.digits(self.radices, self.place(stage, group)[:, 0]))
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019
-    def passes(self, strides, stage, group, row_words) -> float:
-        """Passes per access of this stage's exchange; the same for every slot, as slots differ by constants."""
-        words = np.asarray(strides) @ self.first_digits(stage, group)
-        rows = np.arange(min(self.rows, max(1, -(-WARP // self.threads))))[:, None] * row_words
-        return bank_passes((rows + words[None, :]).reshape(-1), self.word_bytes)
+    def passes(self, layouts, stage, group) -> np.ndarray:
+        """Passes per access of this stage's exchange, for each layout; the same for every slot of a thread."""
+        words = np.asarray(layouts) @ self.first_digits(stage, group)
+        rows = min(self.rows, max(1, -(-WARP // self.threads)))
+        starts = np.array([self.row_words(self.words(strides)) for strides in layouts])
+        words = words[:, None, :] + (np.arange(rows)[None, :] * starts[:, None])[:, :, None]
+        return bank_passes(words.reshape(len(layouts), -1)[:, :256], self.word_bytes)
 
     def strides(self, pads) -> tuple[int, ...]:
         out = [1]
@@ -196,24 +196,20 @@ class _Builder:
         found = []
         for pad in range(self.lanes + 1):
             inner = self.strides((0,) * (stage - 1) + (pad,) + (0,) * (self.count - 1 - stage))[stage - 1 :]
-            if not prefix or 1 + sum((r - 1) * s for r, s in zip(self.radices[stage - 1 :], inner)) <= prefix[-1]:
+            if (
+                not prefix
+                or 1 + sum((r - 1) * s for r, s in zip(self.radices[stage - 1 :], inner, strict=True)) <= prefix[-1]
+            ):
                 found.append(prefix + inner)
         return found
 
-    def cost(self, strides, groups, ends) -> float:
-        row_words = self.row_words(self.words(strides))
-        return sum(self.passes(strides, e, groups[e - 1], row_words) for e in ends) / len(ends)
-
     def best(self, layouts, groups, ends):
-        """Cheapest layout, the first of these."""
-        found = None
-        for strides in layouts:
-            cost = self.cost(strides, groups, ends)
-            if found is None or cost < found[0]:
-                found = cost, strides
-                if cost == 1.0:
-                    break
-        return found
+        """(cost, strides) of the layout with the fewest passes, the first of these; None without layouts."""
+        if not layouts:
+            return None
+        costs = sum(self.passes(layouts, e, groups[e - 1]) for e in ends) / len(ends)
+        number = int(np.argmin(costs))
+        return float(costs[number]), layouts[number]
 
     def choose(self):
         """(groups, strides per exchange): fewest block barriers, then bank conflicts, then any barriers."""
@@ -231,19 +227,14 @@ class _Builder:
         if self.count != 3:  # two stages have one exchange; four are rare, and their search would be long
             return best[1:]
         # Else every exchange its own, confined to the words of its sub-transform.
+        firsts = self.layouts_first()
         for groups in choices[:16]:
-            for strides in self.layouts_first():
-                cost = self.cost(strides, groups, (1, 2))
-                chosen = [strides]
-                for s in stages[1:]:
-                    inner = self.best(self.layouts(s, chosen[-1][: s - 1]), groups, (s, s + 1))
-                    if inner is None:
-                        break
-                    cost += inner[0]
-                    chosen.append(inner[1])
-                else:
-                    if best is None or cost / len(stages) < best[0] - 1e-9:
-                        best = cost / len(stages), groups, chosen
+            costs = (self.passes(firsts, 1, groups[0]) + self.passes(firsts, 2, groups[1])) / 2
+            for number in np.argsort(costs, kind="stable")[:64]:
+                first = firsts[number]
+                inner = self.best(self.layouts(2, first[:1]), groups, (2, 3))
+                if inner is not None and (best is None or (costs[number] + inner[0]) / 2 < best[0] - 1e-9):
+                    best = (costs[number] + inner[0]) / 2, groups, [first, inner[1]]
                     if best[0] == 1.0:
                         return best[1:]
         return best[1:]
@@ -265,7 +256,7 @@ class _Builder:
             reuse = None
             if s > 1:
                 reuse = self.reuse_scope(s, layout[s - 2], strides, groups[s - 1], row_words)
-            cost = sum(self.passes(strides, e, groups[e - 1], row_words) for e in (s, s + 1)) / 2
+            cost = float(sum(self.passes([strides], e, groups[e - 1])[0] for e in (s, s + 1)) / 2)
             exchanges.append(Exchange(s, strides, self.position_scope(s, groups), reuse, cost))
         return BlockPlan(*common, groups, tuple(exchanges), row_words)
 

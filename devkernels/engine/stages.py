@@ -204,7 +204,7 @@ def _row():
 
 
 def bind(plan: BlockPlan, run: Callable, filtered: bool) -> Callable:
-    """Give a composed transform the signature that kernels call: ``f(data, shared)`` or ``f(data, factors, shared)``."""
+    """Give a composed transform the signature of kernels: ``f(data, shared)`` or ``f(data, factors, shared)``."""
     words, thread, row = _u(plan.row_words), inlined(_thread), inlined(_row)
 
     if filtered:

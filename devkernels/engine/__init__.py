@@ -1,0 +1,1 @@
+"""The engine: order-free block transforms for fused spectral kernels."""

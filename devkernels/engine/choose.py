@@ -1,0 +1,154 @@
+"""Which plan for which length: a table of measured choices, and an estimate for all other lengths.
+
+in: a length and the bytes of a complex number. out: a `Choice` of radices, elements per thread, rows per block and a
+register limit.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+
+from devkernels.engine import index, networks
+from devkernels.engine.plan import BlockPlan, make_plan
+from devkernels.errors import SpecError, UnsupportedSizeError
+from devkernels.target import Target
+
+MAX_SHARED = 227 << 10  # of sm_90; a block on smaller architectures is refused at its launch, in words
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Knobs of a plan."""
+
+    radices: tuple[int, ...]
+    elements: int
+    rows: int
+    max_registers: int | None = None
+
+
+# Measured on one H200 (bench/results); complex64 and complex128.
+TUNED: dict[tuple[int, int], Choice] = {
+    (64, 8): Choice((8, 8), 8, 32),
+    (128, 8): Choice((16, 8), 16, 16),
+    (256, 8): Choice((16, 16), 16, 8),
+    (512, 8): Choice((8, 8, 8), 8, 2),
+    (1024, 8): Choice((32, 32), 32, 4),
+    (2048, 8): Choice((16, 16, 8), 16, 1),
+    (4096, 8): Choice((16, 16, 16), 16, 1, 64),
+    (8192, 8): Choice((32, 16, 16), 32, 1, 128),
+    (16384, 8): Choice((32, 32, 16), 32, 1, 128),
+}
+
+
+def factor_lists(size: int, most: int = 4) -> list[tuple[int, ...]]:
+    """All ways to write `size` as an unordered product of up to `most` radices from 2 to 32, largest first."""
+    found: list[tuple[int, ...]] = []
+
+    def extend(rest: int, limit: int, chosen: tuple[int, ...]) -> None:
+        if rest == 1:
+            found.append(chosen)
+            return
+        if len(chosen) == most:
+            return
+        for radix in range(min(rest, limit), 1, -1):
+            if rest % radix == 0:
+                extend(rest // radix, radix, (*chosen, radix))
+
+    extend(size, 32, ())
+    return found
+
+
+def estimate(size: int, radices: tuple[int, ...], elements: int, word_bytes: int) -> float:
+    """Instructions per element there and back, with a fine for threads that are too fat or too few."""
+    operations = 2 * sum(networks.operations(r, s > 0) / r for s, r in enumerate(radices))
+    moves = 4 * (len(radices) - 1) * (word_bytes // 8)
+    threads = size // elements
+    fat = max(0, elements * word_bytes / 8 - 20) * 0.25
+    few = 6 if threads < 8 else 0
+    return operations + moves + fat + few
+
+
+def rows_for(size: int, elements: int, word_bytes: int) -> int:
+    """Rows per block: about four warps, whole ones if that is near, in less than 48 KB of shared memory."""
+    threads = size // elements
+    most = max(1, min(1024 // threads, (40 << 10) // (size * word_bytes)))
+    rows = min(most, max(1, 128 // threads))
+    return next((r for r in range(rows, min(most, 2 * rows) + 1) if threads * r % 32 == 0), rows)
+
+
+@functools.lru_cache(maxsize=1024)
+def choose(size: int, word_bytes: int) -> Choice:
+    """The plan for a length.
+
+    Raises
+    ------
+    UnsupportedSizeError
+        No plan; the message names the next length that has one.
+    """
+    found = _find(size, word_bytes)
+    if found is None:
+        above = next_size(size + 1, word_bytes)
+        hint = f"the next length that has one is {above}" if above else f"the longest is {largest(word_bytes)}"
+        raise UnsupportedSizeError(f"There is no block transform of length {size} ({word_bytes} bytes each); {hint}.")
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _find(size: int, word_bytes: int) -> Choice | None:
+    if (size, word_bytes) in TUNED:
+        return TUNED[size, word_bytes]
+    if size < 2 or not index.is_length(size) or size * word_bytes > MAX_SHARED:
+        return None
+    candidates = []
+    most_elements = 40 if word_bytes == 8 else 20
+    for radices in factor_lists(size):
+        least = math.lcm(*radices)
+        for elements in range(least, max(most_elements, least if least <= 40 else 0) + 1, least):
+            threads = size // elements
+            if size % elements == 0 and threads <= Target.max_threads_per_block // 2:
+                candidates.append((estimate(size, radices, elements, word_bytes), radices, elements))
+    candidates.sort()
+    for _, radices, elements in candidates[:12]:
+        rows = rows_for(size, elements, word_bytes)
+        best: tuple[float, int, tuple[int, ...]] | None = None
+        orders = sorted(set(itertools.permutations(radices)), reverse=True)
+        for number, order in enumerate(orders[:6]):
+            try:
+                plan = make_plan(order, elements, rows, word_bytes)
+            except SpecError:
+                continue
+            cost = sum(e.conflicts + (e.barrier == "block") for e in plan.exchanges)
+            if plan.shared_bytes <= MAX_SHARED and (best is None or (cost, number) < best[:2]):
+                best = cost, number, order
+        if best is not None:
+            return Choice(best[2], elements, rows)
+    return None
+
+
+def largest(word_bytes: int) -> int:
+    """The longest length."""
+    return 16384 if word_bytes == 8 else 8192
+
+
+def next_size(size: int, word_bytes: int) -> int | None:
+    """The least length >= `size` that has a plan; None beyond the largest."""
+    for candidate in range(size, largest(word_bytes) + 1):
+        if _smooth(candidate) and _find(candidate, word_bytes) is not None:
+            return candidate
+    return None
+
+
+def _smooth(value: int) -> bool:
+    for prime in (2, 3, 5, 7):
+        while value % prime == 0:
+            value //= prime
+    return value == 1
+
+
+def plan_for(size: int, word_bytes: int) -> tuple[BlockPlan, int | None]:
+    """Plan and register limit for a length."""
+    choice = choose(size, word_bytes)
+    return make_plan(choice.radices, choice.elements, choice.rows, word_bytes), choice.max_registers

@@ -1,0 +1,157 @@
+"""How a convolution is done: which kernel, which transform length, what is written.
+
+in: lengths, mode, dtype. out: a frozen `RowPlan`.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from devkernels.engine import choose
+from devkernels.errors import SpecError, UnsupportedSizeError
+
+_LONGEST = 2**31 - 2**20  # positions in a row are 32-bit numbers on the device
+MODES = ("full", "same", "valid", "circular", "causal")
+COMPUTE = {"float16": "float32", "float32": "float32", "float64": "float64", "complex64": "float32",
+           "complex128": "float64"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """One kernel for one kind of row.
+
+    Attributes
+    ----------
+    method : str
+        "circular" (the transform is the row), "linear" (right-angle weights, real rows), or "overlap" (overlap-save).
+    size : int
+        Points of the transform.
+    taps : int
+        Samples of the filter that a transform holds.
+    start, window : int
+        Samples of the full (or circular) convolution that are written.
+    """
+
+    method: str
+    size: int
+    length: int
+    taps: int
+    start: int
+    window: int
+    precision: str
+    wraps: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether rows and results fill the transform, so that nothing is masked."""
+        return self.method == "circular" or (
+            self.method == "linear" and self.start == 0 and self.length == self.window == self.size
+        )
+
+    @property
+    def tail(self) -> bool:
+        """Whether the window reaches past the transform's length."""
+        return self.start + self.window > self.size
+
+    @property
+    def hop(self) -> int:
+        """Samples that a segment of overlap-save gives."""
+        return self.size - self.taps + 1
+
+
+def window(mode: str, length: int, taps: int) -> tuple[int, int]:
+    """(start, samples) of the full convolution that a mode keeps, as in scipy.signal; "causal" keeps the first ones."""
+    full = length + taps - 1
+    if mode == "full":
+        return 0, full
+    if mode == "same":
+        return (taps - 1) // 2, length
+    if mode == "valid":
+        low, high = sorted((length, taps))
+        return low - 1, high - low + 1
+    if mode in ("causal", "circular"):
+        return 0, length
+    raise SpecError(f"mode={mode!r} must be one of {', '.join(MODES)}.")
+
+
+def word_bytes(precision: str) -> int:
+    """Bytes of a complex number of this precision."""
+    return 8 if precision == "float32" else 16
+
+
+def _size_at_least(least: int, precision: str) -> int | None:
+    """The least power of two, or three times one, that is long enough; None beyond the largest."""
+    top = choose.largest(word_bytes(precision))
+    sizes = sorted({base << k for base in (1, 3) for k in range(3, 15) if 8 <= base << k <= top})
+    return next((size for size in sizes if size >= least), None)
+
+
+def _has_plan(size: int, precision: str) -> bool:
+    try:
+        choose.choose(size, word_bytes(precision))
+    except UnsupportedSizeError:
+        return False
+    return True
+
+
+def _segment_size(taps: int, needed: int, precision: str) -> int | None:
+    """Transform length of overlap-save: least work per sample, no longer than the row needs."""
+    top = choose.largest(word_bytes(precision))
+    enough = _size_at_least(needed + taps - 1, precision)
+    best = None
+    size = 64
+    while size <= top:
+        if size >= 2 * taps or size == top >= taps + taps // 8:
+            # Work grows with log2(size); beyond 4096 fewer rows fit on a multiprocessor.
+            cost = size / (size - taps + 1) * (6 + size.bit_length() + (6 if size > 4096 else 0))
+            if best is None or cost < best[0]:
+                best = cost, size
+        if enough is not None and size >= enough:
+            break
+        size *= 2
+    if best is None:
+        return enough
+    return min(best[1], enough) if enough is not None else best[1]
+
+
+@functools.lru_cache(maxsize=1024)
+def plan_rows(mode: str, length: int, taps: int, dtype: str, pairs: bool = True) -> RowPlan:
+    """Decide.
+
+    Parameters
+    ----------
+    mode : str
+        One of full, same, valid, circular, causal.
+    length, taps : int
+        Samples of a row and of its filter.
+    dtype : str
+        Of the rows.
+    """
+    if max(length, taps) > _LONGEST:
+        raise UnsupportedSizeError(f"Rows of {max(length, taps)} samples are too long; the most is {_LONGEST}.")
+    precision = COMPUTE[dtype]
+    real = not dtype.startswith("complex")
+    start, samples = window(mode, length, taps)
+    common = dict(length=length, taps=taps, start=start, window=samples, precision=precision)
+    if mode == "circular":
+        if taps > length:
+            raise SpecError(f"mode='circular' needs a filter no longer than the rows: {taps} > {length}.")
+        if length >= 2 and _has_plan(length, precision):
+            return RowPlan("circular", length, **common)
+        size = _segment_size(taps, samples, precision)
+        if size is not None:
+            return RowPlan("overlap", size, **common, wraps=True)
+    else:
+        longest = max(length, taps)
+        size = _size_at_least(longest, precision)
+        overlap = _segment_size(taps, samples, precision)
+        if real and size is not None and (overlap is None or 4 * taps > length):
+            return RowPlan("linear", size, **common)
+        if overlap is not None:
+            return RowPlan("overlap", overlap, **common)
+    top = choose.largest(word_bytes(precision))
+    raise UnsupportedSizeError(
+        f"A filter of {taps} samples for rows of {length} ({dtype}, mode={mode!r}) is too long for transforms of at "
+        f"most {top} points; filters up to {top * 8 // 9} samples are supported."
+    )

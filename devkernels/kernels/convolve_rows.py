@@ -1,0 +1,305 @@
+"""Kernels of convolution along rows: forward transform, product with the filter, inverse, all on chip.
+
+in: a `BlockFFT` and what the rows are (complex, real, in half precision; broadcast how). out: `devkernels.kernel`
+objects over flat arrays.
+
+A launch is a grid (chunks, groups): a group is one filter, a chunk `ffts_per_block` transforms that use it. Member m
+of group g is output row ``(m // inner * groups + g) * inner + m % inner``: one filter for all rows is inner = rows,
+groups = 1; one per channel of (batch, channels, length) is inner = 1, groups = channels; both cost no division.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numba import cuda
+
+from devkernels.device.inline import device_function
+from devkernels.engine import emit
+from devkernels.engine.block_fft import BlockFFT
+from devkernels.launch.jit import kernel
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a kernel is specialised for."""
+
+    dtype: str  # of x and of the result in memory
+    layout: str  # "one" filter, "channels" (inner == 1), or "any"
+    repeats: bool  # x has fewer rows than the output
+    prologue: Callable | None = None
+    epilogue: Callable | None = None
+
+    @property
+    def real(self) -> bool:
+        """Whether samples are real."""
+        return not self.dtype.startswith("complex")
+
+
+def _row_functions(rows: Rows):
+    """Device functions: output row of (group, member), and x's row of an output row."""
+    if rows.layout == "one":
+
+        def out_row(group, member, groups, inner):
+            return member
+    elif rows.layout == "channels":
+
+        def out_row(group, member, groups, inner):
+            return member * groups + group
+    else:
+
+        def out_row(group, member, groups, inner):
+            return (member // inner * groups + group) * inner + member % inner
+
+    if rows.repeats:
+
+        def x_row(row, x_inner, x_rows):
+            return row // x_inner % x_rows
+    else:
+
+        def x_row(row, x_inner, x_rows):
+            return row
+
+    return device_function(out_row), device_function(x_row)
+
+
+def _touch_up(fft: BlockFFT, function: Callable | None, real: bool) -> Callable:
+    """Device function ``f(data, row, first)`` that puts each element through the user's ``f(value, row, position)``."""
+    if function is None:
+
+        def nothing(data, row, first):
+            return None
+
+        return device_function(nothing)
+    function, elements, stride = device_function(function), fft.elements_per_thread, fft.stride
+    scalar = fft.dtype.type
+    part = np.float32 if fft.dtype == np.complex64 else np.float64
+    if real:
+
+        def apply(data, row, first):
+            for e in range(elements):
+                data[e] = scalar(part(function(data[e].real, row, first + e * stride)))
+    else:
+
+        def apply(data, row, first):
+            for e in range(elements):
+                data[e] = scalar(function(data[e], row, first + e * stride))
+
+    return device_function(apply)
+
+
+def _moves(fft: BlockFFT, rows: Rows, part: str, masked: bool, keep: bool = False):
+    move = emit.Move(fft.offsets, fft.dtype.name, rows.dtype, part, masked, keep)
+    return emit.gather(move), emit.scatter(move)
+
+
+def _finish(fft: BlockFFT, function: Callable):
+    threads = fft.stride * fft.ffts_per_block
+    return kernel(function, launch_bounds=threads, max_registers=fft.max_registers)
+
+
+def filter_kernel(fft: BlockFFT, dtype: str):
+    """Kernel ``f(h, spectra, count, length, offset)``: the spectra of filters, in the engine's order, over size.
+
+    Filter row r lies at ``h[r * offset ...]`` and has `length` samples.
+    """
+    real = not dtype.startswith("complex")
+    load = emit.gather(emit.Move(fft.offsets, fft.dtype.name, dtype, "real" if real else "both", masked=True))
+    forward, store = fft.forward, fft.store
+    elements, dtype_, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+    scale = np.float32(1 / size) if dtype_ == np.complex64 else np.float64(1 / size)
+    zero = dtype_.type(0)
+
+    def transform_filters(h, spectra, count, length):
+        data = cuda.local.array(elements, dtype_)
+        shared = cuda.shared.array(0, dtype_)
+        thread = np.int64(cuda.threadIdx.x)
+        row = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+        for e in range(elements):
+            data[e] = zero
+        load(data, h, min(row, count - 1) * length + thread, thread, length)
+        forward(data, shared)
+        for e in range(elements):
+            data[e] = data[e] * scale
+        if row < count:
+            store(data, spectra, row * size + thread)
+
+    return _finish(fft, transform_filters)
+
+
+def circular_kernel(fft: BlockFFT, rows: Rows):
+    """Kernel of circular convolution of complex rows whose length is the transform's."""
+    load, store = _moves(fft, rows, "both", masked=False)
+    out_row, x_row = _row_functions(rows)
+    before, after = _touch_up(fft, rows.prologue, False), _touch_up(fft, rows.epilogue, False)
+    load_filter, forward, filter_inverse = fft.load, fft.forward, fft.filter_inverse
+    elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+
+    def convolve_circular(x, spectra, out, members, groups, inner, x_inner, x_rows):
+        data = cuda.local.array(elements, dtype)
+        factors = cuda.local.array(elements, dtype)
+        shared = cuda.shared.array(0, dtype)
+        thread = np.int64(cuda.threadIdx.x)
+        group = np.int64(cuda.blockIdx.y)
+        member = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+        row = out_row(group, min(member, members - 1), groups, inner)
+        load(data, x, x_row(row, x_inner, x_rows) * size + thread)
+        before(data, row, thread)
+        forward(data, shared)
+        load_filter(factors, spectra, group * size + thread)
+        filter_inverse(data, factors, shared)
+        if member < members:
+            after(data, row, thread)
+            store(data, out, row * size + thread)
+
+    return _finish(fft, convolve_circular)
+
+
+def circular_pair_kernel(fft: BlockFFT, rows: Rows):
+    """Kernel of circular convolution of real rows, two of them as one complex row."""
+    load_first, store_first = _moves(fft, rows, "real", masked=False)
+    load_second, store_second = _moves(fft, rows, "imag", masked=False)
+    out_row, x_row = _row_functions(rows)
+    load_filter, forward, filter_inverse = fft.load, fft.forward, fft.filter_inverse
+    elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+
+    def convolve_circular_pairs(x, spectra, out, members, groups, inner, x_inner, x_rows):
+        data = cuda.local.array(elements, dtype)
+        factors = cuda.local.array(elements, dtype)
+        shared = cuda.shared.array(0, dtype)
+        thread = np.int64(cuda.threadIdx.x)
+        group = np.int64(cuda.blockIdx.y)
+        member = 2 * (np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y))
+        first = out_row(group, min(member, members - 1), groups, inner)
+        second = out_row(group, min(member + 1, members - 1), groups, inner)
+        load_first(data, x, x_row(first, x_inner, x_rows) * size + thread)
+        load_second(data, x, x_row(second, x_inner, x_rows) * size + thread)
+        forward(data, shared)
+        load_filter(factors, spectra, group * size + thread)
+        filter_inverse(data, factors, shared)
+        if member < members:
+            store_first(data, out, first * size + thread)
+        if member + 1 < members:
+            store_second(data, out, second * size + thread)
+
+    return _finish(fft, convolve_circular_pairs)
+
+
+def linear_kernel(fft: BlockFFT, rows: Rows, whole: bool, tail: bool):
+    """Kernel of linear convolution of real rows not longer than the transform, by right-angle weights.
+
+    The window of `window` samples from sample `start` of the full convolution is written. With `whole`, rows have the
+    transform's length and the window is its first half: nothing is masked. With `tail` the window reaches into the
+    second half.
+    """
+    load, store = _moves(fft, rows, "real", masked=not whole)
+    _, store_tail = _moves(fft, rows, "imag", masked=True)
+    out_row, x_row = _row_functions(rows)
+    before, after = _touch_up(fft, rows.prologue, True), _touch_up(fft, rows.epilogue, True)
+    load_filter, forward, filter_inverse = fft.load, fft.forward, fft.filter_inverse
+    elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+
+    def convolve_linear(x, spectra, out, members, groups, inner, x_inner, x_rows, length, start, window):
+        data = cuda.local.array(elements, dtype)
+        factors = cuda.local.array(elements, dtype)
+        shared = cuda.shared.array(0, dtype)
+        thread = np.int64(cuda.threadIdx.x)
+        group = np.int64(cuda.blockIdx.y)
+        member = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+        row = out_row(group, min(member, members - 1), groups, inner)
+        base = x_row(row, x_inner, x_rows) * length + thread
+        if whole:
+            load(data, x, base)
+        else:
+            load(data, x, base, thread, length)
+        before(data, row, thread)
+        forward(data, shared)
+        load_filter(factors, spectra, group * size + thread)
+        filter_inverse(data, factors, shared)
+        if member < members:
+            if whole:
+                after(data, row, thread)
+                store(data, out, row * size + thread)
+            else:
+                first = thread - start
+                if not tail:
+                    after(data, row, first)
+                store(data, out, row * window + first, first, window)
+                if tail:
+                    store_tail(data, out, row * window + first + size, first + size, window)
+
+    return _finish(fft, convolve_linear)
+
+
+def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool):
+    """Kernel of overlap-save: segments of rows of any length, with a filter shorter than the transform.
+
+    Output sample m of a row is sample ``start + m`` of its full convolution (or, with `wraps`, of the circular one).
+    A segment gives ``hop = size - taps + 1`` samples; real rows go two segments at a time. The grid is
+    (chunks of segments, rows).
+    """
+    part = "real" if rows.real else "both"
+    inside, _ = _moves(fft, rows, part, masked=False)
+    load, store = _moves(fft, rows, part, masked=True)
+    wrap, _ = _moves(fft, rows, part, masked=True, keep=True)
+    real = rows.real
+    second = "imag" if real else "both"
+    inside_second, _ = _moves(fft, rows, second, masked=False)
+    load_second, store_second = _moves(fft, rows, second, masked=True)
+    wrap_second, _ = _moves(fft, rows, second, masked=True, keep=True)
+    load_filter, forward, filter_inverse = fft.load, fft.forward, fft.filter_inverse
+    elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+    step = 2 if real else 1
+    one, repeats = rows.layout == "one", rows.repeats
+
+    fetch = _fetch(inside, load, wrap, size, wraps)
+    fetch_second = _fetch(inside_second, load_second, wrap_second, size, wraps)
+
+    def convolve_overlapping(x, spectra, out, rows, inner, groups, x_inner, x_rows, length, taps, start, window):
+        data = cuda.local.array(elements, dtype)
+        factors = cuda.local.array(elements, dtype)
+        shared = cuda.shared.array(0, dtype)
+        thread = np.int64(cuda.threadIdx.x)
+        row = np.int64(cuda.blockIdx.z) * np.int64(cuda.gridDim.y) + np.int64(cuda.blockIdx.y)
+        live = row < rows
+        row = min(row, rows - 1)
+        group = np.int64(0)
+        if not one:
+            group = row // inner % groups
+        source = row
+        if repeats:
+            source = row // x_inner % x_rows
+        hop = size - taps + 1
+        segment = step * (np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y))
+        done = segment * hop
+        begin = start + done - (taps - 1)
+        fetch(data, x, source * length, begin, length, thread)
+        if real:
+            fetch_second(data, x, source * length, begin + hop, length, thread)
+        forward(data, shared)
+        load_filter(factors, spectra, group * size + thread)
+        filter_inverse(data, factors, shared)
+        first = thread - (taps - 1)
+        if live:
+            store(data, out, row * window + done + first, first, max(0, min(hop, window - done)))
+            if real:
+                done += hop
+                store_second(data, out, row * window + done + first, first, max(0, min(hop, window - done)))
+
+    return _finish(fft, convolve_overlapping)
+
+
+def _fetch(whole: Callable, some: Callable, around: Callable, size: int, wraps: bool) -> Callable:
+    """Device function that reads the segment at `position` of a row; it may lie before the row or pass its end."""
+
+    def fetch(data, x, base, position, length, thread):
+        if position >= 0 and position + size <= length:
+            whole(data, x, base + position + thread)
+        else:
+            some(data, x, base + position + thread, position + thread, length)
+            if wraps and position < 0:
+                around(data, x, base + position + length + thread, position + length + thread, length)
+
+    return device_function(fetch)

@@ -1,0 +1,341 @@
+"""Convolution and correlation along the last axis as one kernel per call: read once, written once.
+
+in: arrays of NumPy, CuPy or torch. out: arrays of the same kind. Padding and cropping happen in masked loads and
+stores; there is no padded copy and no work area beyond the filter's spectrum.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from devkernels.engine.block_fft import BlockFFT, block_fft
+from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
+from devkernels.kernels import arrays, convolve_plan, convolve_rows
+from devkernels.kernels.convolve_plan import COMPUTE, MODES, RowPlan
+
+_MOST_GRID_Y = 65535
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """How rows of x and filters make rows of the output: see `devkernels.kernels.convolve_rows`."""
+
+    shape: tuple[int, ...]  # batch shape of the output
+    groups: int
+    inner: int
+    x_inner: int
+    x_rows: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the output."""
+        return math.prod(self.shape)
+
+    @property
+    def members(self) -> int:
+        """Output rows per filter."""
+        return self.rows // self.groups
+
+    @property
+    def layout(self) -> str:
+        """Which row arithmetic the kernel needs."""
+        if self.groups == 1:
+            return "one"
+        return "channels" if self.inner == 1 else "any"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether x has fewer rows than the output."""
+        return self.x_rows * self.x_inner != self.rows or self.x_inner != 1
+
+
+def _span(shape: tuple[int, ...], batch: tuple[int, ...]) -> tuple[int, int] | None:
+    """(inner, rows) if an operand of this batch shape is a contiguous run of the output's axes, else None."""
+    padded = (1,) * (len(batch) - len(shape)) + shape
+    own = [axis for axis, (n, full) in enumerate(zip(padded, batch, strict=True)) if n == full and full != 1]
+    if not own:
+        return math.prod(batch), 1
+    first, last = own[0], own[-1]
+    between = [batch[a] for a in range(first, last + 1) if a not in own and batch[a] != 1]
+    if between:
+        return None
+    return math.prod(batch[last + 1 :]), math.prod(batch[first : last + 1])
+
+
+def broadcast(x_batch: tuple[int, ...], h_batch: tuple[int, ...]) -> tuple[Broadcast, bool, bool]:
+    """Rule of rows for these batch shapes, and whether x or h must be expanded because its axes do not adjoin."""
+    try:
+        batch = np.broadcast_shapes(x_batch, h_batch)
+    except ValueError:
+        raise ArgumentError(
+            f"the leading axes {x_batch} of the first array and {h_batch} of the second do not broadcast."
+        ) from None
+    x_span, h_span = _span(x_batch, batch), _span(h_batch, batch)
+    expand_x, expand_h = x_span is None, h_span is None
+    x_inner, x_rows = x_span or (1, math.prod(batch))
+    inner, groups = h_span or (1, math.prod(batch))
+    return Broadcast(batch, groups, inner, x_inner, x_rows), expand_x, expand_h
+
+
+class FFTConvolve:
+    """A planned convolution along rows; made by `make_fftconvolve`, which documents it."""
+
+    def __init__(self, plan: RowPlan, dtype: str, mode: str, prologue: Callable | None, epilogue: Callable | None):
+        self.plan, self.dtype, self.mode = plan, dtype, mode
+        self.prologue, self.epilogue = prologue, epilogue
+        linear = plan.method == "linear"
+        self.fft: BlockFFT = block_fft(
+            plan.size, plan.precision, frequency_offset=-0.25 if linear else 0.0, real_input=linear
+        )
+        self._kernels: dict[object, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"<FFTConvolve {self.mode} of {self.plan.length} with {self.plan.taps}, {self.dtype}: {self.describe()}>"
+
+    def describe(self) -> str:
+        """Say in words how the convolution is done."""
+        plan = self.plan
+        how = {"circular": "the transform is the row", "linear": "right-angle weights, no zero padding",
+               "overlap": f"overlap-save, {plan.hop} samples per segment"}[plan.method]  # fmt: skip
+        return f"{how}; {self.fft.plan.describe()}"
+
+    # -- filters -------------------------------------------------------------------------------------------------------
+
+    def prepare(self, h: Any) -> Any:
+        """Transform filters (..., taps) once; give the result to calls as `spectra`.
+
+        Returns
+        -------
+        Spectra
+            The batch shape and an array (filters, transform length) in the engine's order.
+        """
+        seen = arrays.describe(h, "h")
+        if seen.dtype != self.dtype:
+            raise ArgumentTypeError(f"the filter has dtype {seen.dtype}, the convolution {self.dtype}.", spec=self)
+        if not seen.shape or seen.shape[-1] != self.plan.taps:
+            raise ArgumentError(
+                f"the filter has shape {seen.shape}; its last axis must be {self.plan.taps}.", spec=self
+            )
+        flat = arrays.cast(h, self.dtype).reshape(-1)
+        count = math.prod(seen.shape[:-1])
+        spectra = arrays.empty(h, (count * self.fft.size,), self.fft.dtype.name)
+        run = self._kernel("filter", lambda: convolve_rows.filter_kernel(self._filter_fft(), self.dtype))
+        launch = run[self._filter_fft().launch(rows=count)]
+        arrays.run_where_kernels_live(
+            {"h": flat, "spectra": spectra}, lambda h, spectra: launch(h, spectra, count, self.plan.taps), ("spectra",)
+        )
+        return Spectra(seen.shape[:-1], spectra)
+
+    def _filter_fft(self) -> BlockFFT:
+        return self.fft
+
+    def _kernel(self, key: object, make: Callable) -> Any:
+        if key not in self._kernels:
+            self._kernels[key] = make()
+        return self._kernels[key]
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def __call__(self, x: Any, h: Any = None, *, spectra: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """Convolve x with h, or with filters transformed by `prepare`."""
+        seen = arrays.describe(x, "x")
+        if seen.dtype != self.dtype:
+            raise ArgumentTypeError(f"x has dtype {seen.dtype}; this convolution was made for {self.dtype}.", spec=self)
+        if not seen.shape or seen.shape[-1] != self.plan.length:
+            raise ArgumentError(f"x has shape {seen.shape}; its last axis must be {self.plan.length}.", spec=self)
+        if (h is None) == (spectra is None):
+            raise ArgumentError("pass either a filter h or spectra made by prepare().", spec=self)
+        if h is not None:
+            arrays.check_same_device(seen, arrays.describe(h, "h"), ("x", "h"))
+            h_batch = tuple(h.shape[:-1])
+        else:
+            h_batch = spectra.batch
+        rule, expand_x, expand_h = broadcast(seen.shape[:-1], h_batch)
+        if expand_h:
+            if h is None:
+                raise ArgumentError(f"spectra of batch {h_batch} do not adjoin in {rule.shape}; pass h.", spec=self)
+            h = _expand(h, (*rule.shape, self.plan.taps))
+        if expand_x:
+            x = _expand(x, (*rule.shape, self.plan.length))
+        shape = (*rule.shape, self.plan.window)
+        if out is not None:
+            self._check_out(out, seen, shape)
+        result = arrays.empty(x, shape, self.dtype) if out is None else out
+        if 0 in shape:
+            return result
+        spectra = self.prepare(h) if spectra is None else spectra
+        rows = arrays.cast(x, self.dtype).reshape(-1)
+        self._launch(rows, spectra.data, result.reshape(-1), rule, stream)
+        return result
+
+    def _check_out(self, out: Any, seen: arrays.Described, shape: tuple[int, ...]) -> None:
+        mine = arrays.describe(out, "out")
+        arrays.check_same_device(seen, mine, ("x", "out"))
+        if mine.dtype != self.dtype or mine.shape != shape:
+            raise ArgumentError(
+                f"out has shape {mine.shape} and dtype {mine.dtype}; it must have {shape} and {self.dtype}.", spec=self
+            )
+        expected = np.cumprod((mine.itemsize, *shape[:0:-1]))[::-1]
+        if any(n > 1 and s != e for n, s, e in zip(shape, mine.strides, expected, strict=True)):
+            raise ArgumentError("out is not contiguous; pass an array in C order.", spec=self)
+        if arrays.overlap(seen, mine) or (mine.pointer == seen.pointer and not self.plan.whole):
+            raise ArgumentError("out overlaps x in memory; pass a separate array.", spec=self)
+
+    def _launch(self, x: Any, spectra: Any, out: Any, rule: Broadcast, stream: Any) -> None:
+        plan, fft = self.plan, self.fft
+        kind = convolve_rows.Rows(self.dtype, rule.layout, rule.repeats, self.prologue, self.epilogue)
+        per_block = fft.ffts_per_block
+        if plan.method == "overlap":
+            run = self._kernel(kind, lambda: convolve_rows.overlap_kernel(fft, kind, plan.wraps))
+            segments = -(-plan.window // (plan.hop * (2 if kind.real else 1)))
+            high = -(-rule.rows // _MOST_GRID_Y)
+            grid = (-(-segments // per_block), -(-rule.rows // high), high)
+            numbers = (rule.rows, rule.inner, rule.groups, rule.x_inner, rule.x_rows)
+            numbers += (plan.length, plan.taps, plan.start, plan.window)
+        else:
+            if rule.groups > _MOST_GRID_Y:
+                raise ArgumentError(f"{rule.groups} filters are too many for one launch; the most is {_MOST_GRID_Y}.")
+            pairs = plan.method == "circular" and kind.real
+            grid = (-(-rule.members // (per_block * (2 if pairs else 1))), rule.groups)
+            numbers = (rule.members, rule.groups, rule.inner, rule.x_inner, rule.x_rows)
+            if plan.method == "linear":
+                run = self._kernel(kind, lambda: convolve_rows.linear_kernel(fft, kind, plan.whole, plan.tail))
+                numbers += (plan.length, plan.start, plan.window)
+            elif pairs:
+                run = self._kernel(kind, lambda: convolve_rows.circular_pair_kernel(fft, kind))
+            else:
+                run = self._kernel(kind, lambda: convolve_rows.circular_kernel(fft, kind))
+        launch = run[grid, fft.block_dim, stream or 0, fft.shared_memory_size]
+        arrays.run_where_kernels_live(
+            {"x": x, "spectra": spectra, "out": out},
+            lambda x, spectra, out: launch(x, spectra, out, *numbers),
+            ("out",),
+        )
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """Transformed filters: their batch shape and the flat array that kernels read."""
+
+    batch: tuple[int, ...]
+    data: Any
+
+
+def _expand(array: Any, shape: tuple[int, ...]) -> Any:
+    """The array repeated to a shape: for operands whose batch axes do not adjoin in the output."""
+    if arrays.library(array, "array") == "torch":
+        return array.expand(shape).contiguous()
+    module = np if isinstance(array, np.ndarray) else __import__("cupy")
+    return module.ascontiguousarray(module.broadcast_to(array, shape))
+
+
+@functools.lru_cache(maxsize=256)
+def _planned(mode: str, length: int, taps: int, dtype: str, prologue: Callable | None, epilogue: Callable | None):
+    plan = convolve_plan.plan_rows(mode, length, taps, dtype)
+    if (prologue or epilogue) and not (plan.method == "linear" or (plan.method == "circular" and "complex" in dtype)):
+        raise SpecError(
+            f"prologue and epilogue are not available where a row is done in segments or two at a time "
+            f"(mode={mode!r}, rows of {length}, filter of {taps}, {dtype})."
+        )
+    if epilogue and plan.method == "linear" and plan.tail:
+        raise SpecError("epilogue needs a window within the transform's length; use mode='causal'.")
+    return FFTConvolve(plan, dtype, mode, prologue, epilogue)
+
+
+def make_fftconvolve(
+    length: int,
+    taps: int,
+    dtype: object,
+    mode: str = "full",
+    *,
+    prologue: Callable | None = None,
+    epilogue: Callable | None = None,
+) -> FFTConvolve:
+    """Plan the convolution of rows of `length` samples with filters of `taps` samples.
+
+    Parameters
+    ----------
+    length, taps : int
+        Samples along the last axis.
+    dtype : dtype or str
+        Of rows, filters and results: float16 (computed in float32), float32, float64, complex64, complex128.
+    mode : {"full", "same", "valid", "circular", "causal"}
+        Which samples of the convolution are returned. The first three as in scipy.signal; "causal" the first `length`
+        of "full"; "circular" the circular convolution of period `length`.
+    prologue, epilogue : callable, optional
+        Device functions ``f(value, row, position)`` applied to each sample on load and on store, inside the kernel.
+        Available for "causal" rows that fit one transform, and for circular complex rows.
+
+    Returns
+    -------
+    FFTConvolve
+        ``f(x, h, out=None, stream=None)`` with x (..., length), h (..., taps), leading axes broadcast. To transform
+        filters once, ``s = f.prepare(h)`` and then ``f(x, spectra=s)``.
+
+    Raises
+    ------
+    SpecError, UnsupportedSizeError
+        The mode, dtype or lengths are not supported.
+    """
+    name = str(dtype).removeprefix("torch.") if not isinstance(dtype, (type, np.dtype)) else np.dtype(dtype).name
+    if name not in COMPUTE:
+        raise SpecError(f"dtype={dtype!r} is not supported; use one of {', '.join(COMPUTE)}.")
+    if mode not in MODES:
+        raise SpecError(f"mode={mode!r} must be one of {', '.join(MODES)}.")
+    for value, what in ((length, "length"), (taps, "taps")):
+        if not isinstance(value, (int, np.integer)) or value < 1:
+            raise SpecError(f"{what}={value!r} must be a positive number of samples.")
+    return _planned(mode, int(length), int(taps), name, prologue, epilogue)
+
+
+def fftconvolve(
+    in1: Any, in2: Any, mode: str = "full", axes: Any = None, *, out: Any = None, stream: Any = None,
+) -> Any:  # fmt: skip
+    """Convolve along the last axis, as ``scipy.signal.fftconvolve(in1, in2, mode, axes=-1)``, in one kernel.
+
+    Parameters
+    ----------
+    in1, in2 : arrays of NumPy, CuPy or torch
+        Shapes (..., n) and (..., k) with leading axes that broadcast; same dtype. The filter, in2, is transformed in a
+        small kernel of its own; where it is used again, see `make_fftconvolve`.
+    mode : {"full", "same", "valid", "circular", "causal"}
+        See `make_fftconvolve`.
+    axes : int, optional
+        Only the last axis (-1 or None).
+    out : array, optional
+        Result array, contiguous.
+    stream : optional
+        CUDA stream; default: the current one of the arrays' library.
+
+    Returns
+    -------
+    array
+        Of in1's library and dtype.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, SpecError, UnsupportedSizeError
+        Before anything is launched.
+    """
+    first, second = arrays.describe(in1, "in1"), arrays.describe(in2, "in2")
+    if not first.shape or not second.shape:
+        raise ArgumentError("both arrays need at least one axis.")
+    _check_axes(axes, len(first.shape))
+    if first.dtype != second.dtype:
+        raise ArgumentTypeError(f"in1 has dtype {first.dtype} and in2 {second.dtype}; convert one of them.")
+    if 0 in (first.shape[-1], second.shape[-1]):
+        raise ArgumentError(f"in1 has shape {first.shape} and in2 {second.shape}: no samples to convolve.")
+    plan = make_fftconvolve(first.shape[-1], second.shape[-1], first.dtype, mode)
+    return plan(in1, in2, out=out, stream=stream)
+
+
+def _check_axes(axes: Any, ndim: int) -> None:
+    given = (axes,) if isinstance(axes, int) else axes
+    if given is not None and (len(given) != 1 or given[0] not in (-1, ndim - 1)):
+        raise SpecError(f"axes={axes!r} is not supported: this convolution runs along the last axis (-1).")
