@@ -34,7 +34,7 @@ _SCALE_CTYPE = {2: ctypes.c_uint16, 0: ctypes.c_float, 1: ctypes.c_double,
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER, _BIAS_BATCH = 3, 4, 7, 8, 10
 _AUX_POINTER, _AUX_LD, _AUX_BATCH = 11, 12, 13
 _A_SCALE, _B_SCALE, _D_SCALE = 17, 18, 20
-_BATCH_COUNT, _BATCH_OFFSET = 5, 6
+_ORDER, _BATCH_COUNT, _BATCH_OFFSET, _ROW_ORDER = 1, 5, 6, 1
 _MAX_WORKSPACE, _ALIGN_A, _ALIGN_B, _ALIGN_C, _ALIGN_D = 1, 5, 6, 7, 8
 
 
@@ -148,8 +148,12 @@ class LtMatmul:
         self._owned = _Descriptors(self._descriptor)
         layouts = self._owned.layouts
         out = spec.out
-        self._b = self._layout(layouts, spec.b_dtype, spec.n, spec.k, spec.b)
-        self._a = self._layout(layouts, spec.dtype, spec.k, spec.m, spec.a)
+        # The sum over an operand (BGRADA: of cuBLASLt's A, BGRADB: of its B) is offered for one of the two operations
+        # only. Read as row-major, the same memory is the transpose, and the operation the other one.
+        self._turn_b = epilog is Epilog.BGRADB and spec.b.transposed
+        self._turn_a = epilog is Epilog.BGRADA and not spec.a.transposed
+        self._b = self._layout(layouts, spec.b_dtype, spec.n, spec.k, spec.b, self._turn_b)
+        self._a = self._layout(layouts, spec.dtype, spec.k, spec.m, spec.a, self._turn_a)
         self._d = self._layout(layouts, spec.out_dtype, spec.n, spec.m, Layout(out.ld, False, out.batch_stride))
         c = spec.c if use_c and spec.c is not None else out
         self._c = self._layout(layouts, spec.c_dtype, spec.n, spec.m, Layout(c.ld, False, c.batch_stride))
@@ -158,13 +162,20 @@ class LtMatmul:
         self.workspace_bytes = 0
         self.launch = None
 
-    def _layout(self, layouts: list[int], dtype: str, rows: int, columns: int, layout: Layout) -> int:
-        """Make a column-major layout of the transpose: a row-major matrix (columns, rows), or its transposed view."""
+    def _layout(
+        self, layouts: list[int], dtype: str, rows: int, columns: int, layout: Layout, turn: bool = False
+    ) -> int:
+        """Make a column-major layout of the transpose: a row-major matrix (columns, rows), or its transposed view.
+
+        With `turn`, the same memory as a row-major layout of the other shape.
+        """
         lt = bindings()
-        if layout.transposed:
+        if layout.transposed != turn:
             rows, columns = columns, rows
         handle = lt.matrix_layout_create(_CUDA_TYPE[dtype], rows, columns, layout.ld)
         layouts.append(handle)
+        if turn:
+            _set(lt.matrix_layout_set_attribute, handle, _ORDER, ctypes.c_int32(_ROW_ORDER))
         if self.spec.batch_count > 1:
             _set(lt.matrix_layout_set_attribute, handle, _BATCH_COUNT, ctypes.c_int32(self.spec.batch_count))
             _set(lt.matrix_layout_set_attribute, handle, _BATCH_OFFSET, ctypes.c_int64(layout.batch_stride))
@@ -174,8 +185,8 @@ class LtMatmul:
         """Everything in the descriptor that stays as it is."""
         lt, spec, epilog = bindings(), self.spec, self.epilog
         put = functools.partial(_set, lt.matmul_desc_set_attribute, self._descriptor)
-        put(_TRANSA, ctypes.c_int32(int(spec.b.transposed)))
-        put(_TRANSB, ctypes.c_int32(int(spec.a.transposed)))
+        put(_TRANSA, ctypes.c_int32(int(spec.b.transposed != self._turn_b)))
+        put(_TRANSB, ctypes.c_int32(int(spec.a.transposed != self._turn_a)))
         put(_EPILOGUE, ctypes.c_uint32(int(self._library_epilog)))
         if epilog.has_bias or epilog.gradient_output:
             put(_BIAS_POINTER, ctypes.c_int64(_DUMMY))

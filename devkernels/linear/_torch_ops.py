@@ -5,6 +5,8 @@ in: tensors without regard to autograd.  out: results, and what the backward pas
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -12,39 +14,37 @@ from torch.autograd.function import once_differentiable
 from devkernels.errors import ArgumentError
 from devkernels.linear.arrays import package
 from devkernels.linear.epilog import Epilog, gelu_aux_columns, relu_mask_bytes
-from devkernels.linear.matmul import prepare
-from devkernels.linear.operands import analyse, default_compute_type
+from devkernels.linear.matmul import Prepared, prepare
+from devkernels.linear.operands import analyse
 
 _ARRAYS = package("torch")
 _LIMIT = 512
 _entries: dict[tuple, _Entry] = {}
+_products: dict[tuple, _Entry] = {}
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or _ARRAYS.stream
 _float32 = torch.float32
 _precision = torch.get_float32_matmul_precision
-_empty = torch.empty
+DEFAULT, BIAS, BGRADA = int(Epilog.DEFAULT), int(Epilog.BIAS), int(Epilog.BGRADA)
 
 
 class _Entry:
-    """A planned product ``x @ weight.T`` with all that a call needs at hand."""
+    """A planned product with all that a call needs at hand. `lt` is None where more than one call is needed."""
 
-    __slots__ = ("aux_dtype", "aux_shape", "device", "dtype", "index", "lt", "prepared", "shape")
+    __slots__ = ("copy", "index", "lt", "new_aux", "new_gradient", "new_out", "prepared", "shape")
 
-    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, code: int, compute_type: str | None):
-        flat = flatten("x", x)
-        if weight.dim() != 2 or flat.shape[-1] != weight.shape[1]:
-            raise ArgumentError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)}: their last axes must be equal.")
-        operands = analyse(flat, weight.T, bias=bias, epilog=Epilog(code), compute_type=compute_type)
-        self.prepared = prepare(operands)
-        self.lt = self.prepared.lean
-        spec = self.prepared.spec
-        self.shape = (*x.shape[:-1], spec.n)
-        self.dtype, self.device, self.index = x.dtype, x.device, operands.device
-        name = spec.epilog.aux_output
-        self.aux_shape = self.aux_dtype = None
-        if name == "relu_aux":
-            self.aux_shape, self.aux_dtype = (spec.m, relu_mask_bytes(spec.n)), torch.uint8
-        elif name == "gelu_aux":
-            self.aux_shape, self.aux_dtype = (spec.m, gelu_aux_columns(spec.n)), x.dtype
+    def __init__(self, prepared: Prepared, shape: tuple[int, ...], copy: bool):
+        self.prepared, self.shape, self.copy = prepared, shape, copy
+        spec, self.index = prepared.spec, prepared.device
+        self.lt = prepared.lean
+        self.new_out = _ARRAYS.maker(shape, spec.out_dtype, prepared.device)
+        self.new_aux, self.new_gradient = prepared.new_aux, prepared.new_gradient
+
+
+def _keep(store: dict, key: tuple, entry: _Entry) -> _Entry:
+    while len(store) >= _LIMIT:
+        store.pop(next(iter(store)), None)
+    store[key] = entry
+    return entry
 
 
 def flatten(name: str, x: Tensor) -> Tensor:
@@ -56,68 +56,72 @@ def flatten(name: str, x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 
+def _plan_layer(x: Tensor, weight: Tensor, bias: Tensor | None, code: int, compute: str | None) -> _Entry:
+    flat = flatten("x", x)
+    if weight.dim() != 2 or flat.shape[-1] != weight.shape[1]:
+        raise ArgumentError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)}: their last axes must be equal.")
+    prepared = prepare(analyse(flat, weight.T, bias=bias, epilog=Epilog(code), compute_type=compute))
+    return _Entry(prepared, (*x.shape[:-1], prepared.spec.n), flat.data_ptr() != x.data_ptr())
+
+
 def run(x: Tensor, weight: Tensor, bias: Tensor | None, code: int) -> tuple[Tensor, Tensor | None]:
     """``epilog(x @ weight.T + bias)`` and the raw mask, if the epilog (by number) makes one."""
+    dtype = x.dtype
+    compute = "32f_fast_tf32" if dtype is _float32 and _precision() != "highest" else None
     x_pointer, w_pointer = x.data_ptr(), weight.data_ptr()
-    compute = "32f_fast_tf32" if x.dtype is _float32 and _precision() != "highest" else None
     if bias is None:
         b_pointer = 0
-        key = (x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), weight.dtype, code, x.get_device(),
-               weight.get_device(), compute)  # fmt: skip
+        key = (code, x.shape, x.stride(), dtype, x.get_device(), weight.shape, weight.stride(), weight.dtype,
+               weight.get_device(), (x_pointer | w_pointer) & 255, compute)  # fmt: skip
     else:
         b_pointer = bias.data_ptr()
-        key = (x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), weight.dtype, code, x.get_device(),
-               weight.get_device(), compute, bias.shape, bias.stride(), bias.dtype, bias.get_device())  # fmt: skip
-    aligned = not (x_pointer | w_pointer | b_pointer) & 255
-    if not aligned:
-        key = (*key, (x_pointer | w_pointer | b_pointer) & 255)
+        key = (code, x.shape, x.stride(), dtype, x.get_device(), weight.shape, weight.stride(), weight.dtype,
+               weight.get_device(), (x_pointer | w_pointer | b_pointer) & 255, compute, bias.shape, bias.stride(),
+               bias.dtype, bias.get_device())  # fmt: skip
     entry = _entries.get(key)
     if entry is None:
-        entry = _Entry(x, weight, bias, code, compute)
-        while len(_entries) >= _LIMIT:
-            _entries.pop(next(iter(_entries)), None)
-        _entries[key] = entry
+        entry = _keep(_entries, key, _plan_layer(x, weight, bias, code, compute))
     lt = entry.lt
-    if lt is None:
-        return _run_fully(entry, x, weight, bias)
-    out = _empty(entry.shape, dtype=entry.dtype, device=entry.device)
-    aux, aux_pointer = None, 0
-    if entry.aux_shape is not None:
-        aux = _empty(entry.aux_shape, dtype=entry.aux_dtype, device=entry.device)
-        aux_pointer = aux.data_ptr()
-    if not _contiguous_enough(x):
-        x = flatten("x", x)
-        x_pointer = x.data_ptr()
-    lt.launch(x_pointer, w_pointer, 0, out.data_ptr(), b_pointer, aux_pointer, _raw_stream(entry.index))
+    if lt is None or entry.copy:
+        out, mask, _ = entry.prepared(flatten("x", x), weight.T, None, bias)
+        return out.reshape(entry.shape), None if mask is None else mask._buffer.data
+    out = entry.new_out()
+    if entry.new_aux is None:
+        lt.launch(x_pointer, w_pointer, 0, out.data_ptr(), b_pointer, 0, _raw_stream(entry.index))
+        return out, None
+    aux = entry.new_aux()
+    lt.launch(x_pointer, w_pointer, 0, out.data_ptr(), b_pointer, aux.data_ptr(), _raw_stream(entry.index))
     return out, aux
 
 
-def _contiguous_enough(x: Tensor) -> bool:
-    """Whether the tensor's own memory is what was planned for (no copy was needed to flatten it)."""
-    return x.is_contiguous() or (x.dim() == 2 and 1 in x.stride())
-
-
-def _run_fully(entry: _Entry, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    out, mask, _ = entry.prepared(flatten("x", x), weight.T, None, bias)
-    return out.reshape(entry.shape), None if mask is None else mask._buffer.data
-
-
-_products: dict[tuple, object] = {}
-
-
-def product(epilog: Epilog, a: Tensor, b: Tensor, aux: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """``epilog(a @ b)`` of two matrices and its bias gradient; `aux` is the raw mask of a backward epilog."""
-    compute = default_compute_type(_ARRAYS, str(a.dtype)[6:])
-    key = (int(epilog), a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, a.get_device(), b.get_device(),
-           (a.data_ptr() | b.data_ptr()) & 255, compute)  # fmt: skip
-    prepared = _products.get(key)
-    if prepared is None:
-        prepared = prepare(analyse(a, b, epilog=epilog, compute_type=compute))
-        while len(_products) >= _LIMIT:
-            _products.pop(next(iter(_products)), None)
-        _products[key] = prepared
-    out, _, gradient = prepared(a, b, None, None, aux)
+def product(code: int, a: Tensor, b: Tensor, aux: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """``epilog(a @ b)`` of two matrices, and its bias gradient; `aux` is the raw mask of a backward epilog."""
+    dtype = a.dtype
+    compute = "32f_fast_tf32" if dtype is _float32 and _precision() != "highest" else None
+    a_pointer, b_pointer = a.data_ptr(), b.data_ptr()
+    key = (code, a.shape, a.stride(), dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device(),
+           (a_pointer | b_pointer) & 255, compute)  # fmt: skip
+    entry = _products.get(key)
+    if entry is None:
+        prepared = prepare(analyse(a, b, epilog=Epilog(code), compute_type=compute))
+        entry = _keep(_products, key, _Entry(prepared, prepared.out_shape, False))
+    lt = entry.lt
+    if lt is None:
+        out, _, gradient = entry.prepared(a, b, None, None, aux)
+        return out, gradient
+    out, gradient, side = entry.new_out(), None, 0
+    if entry.new_gradient is not None:
+        gradient = entry.new_gradient()
+        side = gradient.data_ptr()
+    lt.launch(a_pointer, b_pointer, 0, out.data_ptr(), side, 0 if aux is None else aux.data_ptr(),
+              _raw_stream(entry.index))  # fmt: skip
     return out, gradient
+
+
+@functools.cache
+def forward_code(activation: str | None, bias: bool, aux: bool) -> int:
+    """Number of the forward epilog."""
+    return int(Epilog.of(activation, bias=bias, aux=aux))
 
 
 def through_activation(activation: str | None, dy: Tensor, kept: Tensor | None) -> Tensor:
@@ -138,9 +142,9 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, activat
     dz = through_activation(activation, flat, kept)
     dx = dw = db = None
     if needs[0]:
-        dx = product(Epilog.DEFAULT, dz, weight)[0].reshape(x.shape)
+        dx = product(DEFAULT, dz, weight)[0].reshape(x.shape)
     if needs[1]:
-        dw, db = product(Epilog.BGRADA if needs[2] else Epilog.DEFAULT, dz.T, flatten("x", x))
+        dw, db = product(BGRADA if needs[2] else DEFAULT, dz.T, flatten("x", x))
     elif needs[2]:
         db = dz.sum(0)
     return dx, dw, db
@@ -152,9 +156,7 @@ class LinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, activation):
         """Run the product; keep the result (ReLU) or its input (GELU)."""
-        gelu = activation == "gelu"
-        code = int(Epilog.of(activation, bias=bias is not None, aux=gelu))
-        y, aux = run(x, weight, bias, code)
+        y, aux = run(x, weight, bias, forward_code(activation, bias is not None, activation == "gelu"))
         ctx.activation = activation
         ctx.save_for_backward(x, weight, y if activation == "relu" else aux)
         return y
@@ -169,13 +171,13 @@ class LinearFunction(torch.autograd.Function):
 
 def mlp_forward(x: Tensor, weights, biases, activation: str) -> list[Tensor]:
     """Result, then the inputs of all layers but the first, then the raw masks of all layers but the last."""
-    code = int(Epilog.of(activation, bias=True, aux=True))
+    code = forward_code(activation, True, True)
     inputs, masks = [], []
     for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
         x, mask = run(x, weight, bias, code)
         inputs.append(x)
         masks.append(mask)
-    y, _ = run(x, weights[-1], biases[-1], int(Epilog.BIAS))
+    y, _ = run(x, weights[-1], biases[-1], BIAS)
     return [y, *inputs, *masks]
 
 
@@ -183,17 +185,17 @@ def mlp_backward(dy: Tensor, x: Tensor, weights, kept, activation: str) -> list[
     """Gradient of the input, of all weights, and of all biases."""
     layers = len(weights)
     inputs, masks = [x, *kept[: layers - 1]], kept[layers - 1 :]
-    below = Epilog.DRELU_BGRAD if activation == "relu" else Epilog.DGELU_BGRAD
+    below = int(Epilog.DRELU_BGRAD if activation == "relu" else Epilog.DGELU_BGRAD)
     dz, known = flatten("dy", dy), None
     weight_gradients, bias_gradients = [], []
     for index in range(layers - 1, -1, -1):
-        dw, db = product(Epilog.BGRADA if known is None else Epilog.DEFAULT, dz.T, flatten("x", inputs[index]))
+        dw, db = product(BGRADA if known is None else DEFAULT, dz.T, flatten("x", inputs[index]))
         weight_gradients.append(dw)
         bias_gradients.append(db if known is None else known)
         if index:
             dz, known = product(below, dz, weights[index], masks[index - 1])
         else:
-            dz, known = product(Epilog.DEFAULT, dz, weights[0])
+            dz, known = product(DEFAULT, dz, weights[0])
     return [dz.reshape(x.shape), *weight_gradients[::-1], *bias_gradients[::-1]]
 
 
@@ -226,7 +228,7 @@ def linear_forward_op(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, aux: bool
 ) -> tuple[Tensor, Tensor]:
     """Result and raw mask (empty without `aux`)."""
-    code = int(Epilog.of(None if activation == "none" else activation, bias=bias is not None, aux=aux))
+    code = forward_code(None if activation == "none" else activation, bias is not None, aux)
     y, mask = run(x, weight, bias, code)
     return y, x.new_empty(0) if mask is None else mask
 

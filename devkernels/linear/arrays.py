@@ -36,6 +36,10 @@ class Arrays:
         """Make an uninitialised C-ordered array, on `stream` where the package's allocator is stream-ordered."""
         raise NotImplementedError
 
+    def maker(self, shape, dtype: str, device: int):
+        """Return a function without arguments that makes such arrays on the current device and stream, cheaply."""
+        raise NotImplementedError
+
     def stream(self, device: int) -> int:
         """Pointer of the package's current stream; 0 on the CPU."""
         return 0
@@ -58,7 +62,7 @@ class NumpyArrays(Arrays):
 
     name = "numpy"
 
-    @property
+    @functools.cached_property
     def xp(self):
         """The module itself."""
         import numpy
@@ -82,13 +86,17 @@ class NumpyArrays(Arrays):
         """See `Arrays.empty`."""
         return self.xp.empty(shape, self.dtype(dtype))
 
+    def maker(self, shape, dtype, device):
+        """See `Arrays.maker`."""
+        return functools.partial(self.xp.empty, shape, self.dtype(dtype))
+
 
 class CupyArrays(NumpyArrays):
     """CuPy: arrays on a CUDA device, current stream and device from CuPy."""
 
     name = "cupy"
 
-    @property
+    @functools.cached_property
     def xp(self):
         """The module itself."""
         return sys.modules["cupy"]
@@ -106,6 +114,10 @@ class CupyArrays(NumpyArrays):
         """See `Arrays.empty`."""
         with self.on(device), self.on_stream(stream, device):
             return self.xp.ndarray(shape, dtype=self.dtype(dtype))
+
+    def maker(self, shape, dtype, device):
+        """See `Arrays.maker`."""
+        return functools.partial(self.xp.ndarray, shape, self.dtype(dtype))
 
     def stream(self, device):
         """Pointer of CuPy's current stream."""
@@ -151,7 +163,7 @@ class TorchArrays(Arrays):
 
     name = "torch"
 
-    @property
+    @functools.cached_property
     def torch(self):
         """The module itself."""
         return sys.modules["torch"]
@@ -175,6 +187,12 @@ class TorchArrays(Arrays):
         where = "cpu" if device == CPU else f"cuda:{device}"
         with self.on_stream(stream, device):
             return self.torch.empty(tuple(shape), dtype=self.dtype(dtype), device=where)
+
+    def maker(self, shape, dtype, device):
+        """See `Arrays.maker`; empty_strided parses its arguments faster than empty does."""
+        strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        where = self.torch.device("cpu" if device == CPU else f"cuda:{device}")
+        return functools.partial(self.torch.empty_strided, tuple(shape), strides, dtype=self.dtype(dtype), device=where)
 
     def stream(self, device):
         """Pointer of torch's current stream."""

@@ -73,9 +73,8 @@ class Mask:
         raise NotImplementedError
 
     @classmethod
-    def new(cls, shape, dtype, device, arrays, lifetime, stream=None) -> Mask:
-        """Make a mask with an uninitialised buffer."""
-        data = arrays.empty(cls.buffer_shape(shape), cls.buffer_dtype(dtype), device, stream)
+    def around(cls, data, shape, dtype, device, arrays, lifetime) -> Mask:
+        """Make a mask of an uninitialised buffer."""
         return cls(_Buffer(data), shape, dtype, device, arrays, lifetime)
 
     def reissue(self, shape, dtype: str, device: int, arrays: Arrays, lifetime: Lifetime) -> Mask:

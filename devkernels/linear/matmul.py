@@ -29,45 +29,62 @@ _forever = Lifetime()  # masks of `fused_matmul` belong to no object that could 
 class Prepared:
     """A planned call: knows what it returns, and runs on arrays that were checked to fit the spec."""
 
-    __slots__ = ("arrays", "device", "gradient_shape", "lean", "mask_class", "out_shape", "plan", "pointer",
-                 "several", "spec", "stream")  # fmt: skip
+    __slots__ = ("arrays", "aux", "device", "gradient", "lean", "mask_class", "new_aux", "new_gradient", "new_out",
+                 "out_shape", "plan", "pointer", "several", "spec", "stream")  # fmt: skip
 
     def __init__(self, plan: Plan):
         self.plan, self.spec, self.arrays, self.device = plan, plan.spec, plan.arrays, plan.device
-        self.out_shape = plan.spec.out_shape
-        self.mask_class = MASKS.get(plan.spec.epilog.aux_output)
-        self.gradient_shape = gradient_shape(plan.spec)
-        self.pointer: Callable[[object], int] = plan.arrays.pointer
-        self.stream: Callable[[int], int] = plan.arrays.stream
-        self.several = plan.device != CPU and plan.arrays.several_devices()
+        spec, arrays = plan.spec, plan.arrays
+        self.out_shape = spec.out_shape
+        self.mask_class = MASKS.get(spec.epilog.aux_output)
+        self.pointer: Callable[[object], int] = arrays.pointer
+        self.stream: Callable[[int], int] = arrays.stream
+        self.several = plan.device != CPU and arrays.several_devices()
         self.lean = plan.lt if plan.plain and not self.several else None
+        self.gradient, self.aux = gradient_shape(spec), None
+        self.new_out = arrays.maker(self.out_shape, spec.out_dtype, plan.device)
+        self.new_gradient = self.new_aux = None
+        if self.gradient is not None:
+            self.new_gradient = arrays.maker(self.gradient, spec.out_dtype, plan.device)
+        if self.mask_class is not None:
+            self.aux = self.mask_class.buffer_shape(self.out_shape), self.mask_class.buffer_dtype(spec.out_dtype)
+            self.new_aux = arrays.maker(*self.aux, plan.device)
 
     def __call__(self, a, b, c=None, bias=None, aux=None, out=None, mask: Mask | None = None, stream=None,
                  scales=(None, None, None), lifetime: Lifetime = _forever):  # fmt: skip
         """Run; `aux` is the raw mask that the epilog reads. Returns (out, mask, gradient), the last two often None."""
-        arrays, device, spec = self.arrays, self.device, self.spec
-        pointer = self.pointer
-        explicit = None if stream is None else stream_pointer(stream)
-        where = self.stream(device) if explicit is None else explicit
-        if out is None:
-            out = arrays.empty(self.out_shape, spec.out_dtype, device, explicit)
-        gradient = None
-        if self.gradient_shape is not None:
-            gradient = arrays.empty(self.gradient_shape, spec.out_dtype, device, explicit)
+        device = self.device
+        gradient = data = None
+        if stream is None and not self.several:
+            where = self.stream(device)
+            if out is None:
+                out = self.new_out()
+            if self.new_gradient is not None:
+                gradient = self.new_gradient()
+            if self.new_aux is not None and mask is None:
+                data = self.new_aux()
+        else:
+            explicit = None if stream is None else stream_pointer(stream)
+            where = self.stream(device) if explicit is None else explicit
+            empty, dtype = self.arrays.empty, self.spec.out_dtype
+            if out is None:
+                out = empty(self.out_shape, dtype, device, explicit)
+            if self.gradient is not None:
+                gradient = empty(self.gradient, dtype, device, explicit)
+            if self.aux is not None and mask is None:
+                data = empty(*self.aux, device, explicit)
         if self.mask_class is not None:
-            if mask is None:
-                mask = self.mask_class.new(self.out_shape, spec.out_dtype, device, arrays, lifetime, explicit)
-            else:
-                mask = mask.reissue(self.out_shape, spec.out_dtype, device, arrays, lifetime)
+            about = (self.out_shape, self.spec.out_dtype, device, self.arrays, lifetime)
+            mask = self.mask_class.around(data, *about) if mask is None else mask.reissue(*about)
             aux = mask.writable()
-        lean = self.lean
+        lean, pointer = self.lean, self.pointer
         if lean is not None:
             side = bias if gradient is None else gradient
             lean.launch(pointer(a), pointer(b), 0 if c is None else pointer(c), pointer(out),
-                   0 if side is None else pointer(side), 0 if aux is None else pointer(aux), where)  # fmt: skip
+                        0 if side is None else pointer(side), 0 if aux is None else pointer(aux), where)  # fmt: skip
         else:
             self.plan.run(a, b, c, bias, aux, gradient, out, where, scales)
-        if mask is not None and self.mask_class is not None:
+        if mask is not None:
             mask.written()
         return out, mask, gradient
 

@@ -171,14 +171,14 @@ class FusedMatmul:
         if self._a is None:
             return
         lean = (prepared.lean is not None and prepared.mask_class is None
-                and prepared.gradient_shape is None and self._epilog.aux_input is None)  # fmt: skip
+                and prepared.gradient is None and self._epilog.aux_input is None)  # fmt: skip
         if lean:
             pointer = self._arrays.pointer
             bias = self._inputs.get("bias") if self._epilog.has_bias else None
             self._pointers = (pointer(self._a), pointer(self._b), 0 if self._c is None else pointer(self._c))
             self._bias_pointer = 0 if bias is None else pointer(bias)
             self._stream = prepared.stream
-            self._make = self._arrays.empty
+            self._make = prepared.new_out
             self._pointer = pointer
             self._kind = type(self._a)
             size = self._a.itemsize
@@ -211,8 +211,11 @@ class FusedMatmul:
         if launch is not None:
             device = self._device
             if out is None:
-                out = self._make(self._prepared.out_shape, self._prepared.spec.out_dtype, device,
-                                 None if stream is None else stream_pointer(stream))  # fmt: skip
+                if stream is None:
+                    out = self._make()
+                else:
+                    spec = self._prepared.spec
+                    out = self._arrays.empty(spec.out_shape, spec.out_dtype, device, stream_pointer(stream))
                 target = self._pointer(out)
             else:
                 target = self._fits(out)

@@ -8,7 +8,6 @@ gradients, an autograd function around it; under torch.compile, registered opera
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -26,11 +25,6 @@ __all__ = ["FusedLinear", "FusedMLP", "fused_linear"]
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
-
-
-@functools.cache
-def _code(activation: str | None, bias: bool) -> int:
-    return int(Epilog.of(activation, bias=bias, aux=False))
 
 
 def _autocast(x: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -68,7 +62,7 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activati
         x, weight, bias = _autocast(x, weight, bias)
     if _grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
         return ops.LinearFunction.apply(x, weight, bias, activation)
-    return ops.run(x, weight, bias, _code(activation, bias is not None))[0]
+    return ops.run(x, weight, bias, ops.forward_code(activation, bias is not None, False))[0]
 
 
 def _traced(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
@@ -193,5 +187,6 @@ class FusedMLP(nn.Module):
         if _grad_enabled() and (x.requires_grad or any(p.requires_grad for p in (*weights, *biases))):
             return ops.MlpFunction.apply(x, self.activation, len(weights), *weights, *biases)
         for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            x = ops.run(x, weight, bias, _code(None if index == len(weights) - 1 else self.activation, True))[0]
+            code = ops.forward_code(None if index == len(weights) - 1 else self.activation, True, False)
+            x = ops.run(x, weight, bias, code)[0]
         return x

@@ -14,7 +14,7 @@ import numpy as np
 _DTYPE = {2: np.float16, 0: np.float32, 1: np.float64, 4: np.complex64, 5: np.complex128}
 _SIZES = {
     "desc": {2: 4, 3: 4, 4: 4, 7: 4, 8: 8, 10: 8, 11: 8, 12: 8, 13: 8, 17: 8, 18: 8, 20: 8},
-    "layout": {5: 4, 6: 8},
+    "layout": {1: 4, 5: 4, 6: 8},
     "pref": {1: 8, 5: 4, 6: 4, 7: 4, 8: 4},
 }
 
@@ -72,7 +72,10 @@ class FakeCublasLt:
     matmul_desc_destroy = matrix_layout_destroy = matmul_preference_destroy = _destroy
 
     def matmul_algo_get_heuristic(self, handle, desc, a, b, c, d, preference, limit, results, count):
-        if self.objects[desc].get(7, 1) in self.refuse:
+        told = self.objects[desc]
+        epilog = told.get(7, 1)
+        one_sided = (epilog == 256 and told.get(3, 0) == 1) or (epilog == 512 and told.get(4, 0) == 0)
+        if one_sided or epilog in self.refuse:  # as the library on an H200: BGRADA wants op N for A, BGRADB op T for B
             raise cuBLASLtError("CUBLAS_STATUS_NOT_SUPPORTED")
         found = np.zeros(limit, self.matmul_heuristic_result_dtype)
         found["algo"]["data_"][:, 0] = np.arange(limit) + 1
@@ -88,10 +91,12 @@ class FakeCublasLt:
     # ------------------------------------------------------------ the product
 
     def _array(self, pointer, layout, index, transpose=False):
-        """Column-major matrix `index` of a strided batch, as a view of memory."""
+        """Matrix `index` of a strided batch, as a view of memory; column-major unless the layout says order 1 (ROW)."""
         one = self.objects[layout]
         dtype = np.dtype(_DTYPE[one["type"]])
         rows, columns, ld = one["rows"], one["cols"], one["ld"]
+        if one.get(1, 0) == 1:
+            rows, columns, transpose = columns, rows, not transpose
         assert ld >= rows
         start = pointer + index * one.get(6, 0) * dtype.itemsize
         raw = (ctypes.c_char * ((ld * (columns - 1) + rows) * dtype.itemsize)).from_address(start)

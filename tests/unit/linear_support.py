@@ -20,10 +20,12 @@ def gelu_slope(x):
 
 
 def forward_reference(a, b, *, bias=0.0, activation=None, c=0.0, alpha=1.0, beta=1.0):
-    """Result and input of the activation, in float64 (complex128)."""
+    """Result, input of the activation, and the sum of magnitudes that its rounding is relative to, in float64."""
     wide = np.complex128 if np.iscomplexobj(a) else np.float64
     z = alpha * (np.asarray(a, wide) @ np.asarray(b, wide)) + beta * np.asarray(c, wide) + np.asarray(bias, wide)
-    return {None: lambda x: x, "relu": lambda x: np.maximum(x, 0), "gelu": gelu}[activation](z), z
+    parts = abs(alpha) * (abs(a.astype(wide)) @ abs(b.astype(wide))) + abs(beta * np.asarray(c, wide))
+    y = {None: lambda x: x, "relu": lambda x: np.maximum(x, 0), "gelu": gelu}[activation](z)
+    return y, z, parts + abs(np.asarray(bias, wide))
 
 
 class FakeDevice(arrays.NumpyArrays):

@@ -30,7 +30,7 @@ def adopt(layer):
 def test_gradients(rng, activation, bias, lead, n, k):
     layer = adopt(FusedLinear(k, n, activation=activation, bias=bias, dtype="float64", seed=1))
     x, dy = rng.standard_normal((*lead, k)), rng.standard_normal((*lead, n))
-    want, z = forward_reference(x, layer.weight.T, bias=layer.bias if bias else 0.0, activation=activation)
+    want, z, _parts = forward_reference(x, layer.weight.T, bias=layer.bias if bias else 0.0, activation=activation)
     y = layer.forward(x)
     assert y.shape == want.shape
     assert np.allclose(y, want, rtol=1e-12, atol=1e-12)
@@ -74,10 +74,10 @@ def test_weights_replaced_between_calls(rng):
     x = rng.standard_normal((3, 4), dtype="float32")
     layer.forward(x)
     layer.weight, layer.bias = rng.standard_normal((6, 4), dtype="float32"), rng.standard_normal(6, dtype="float32")
-    want, _ = forward_reference(x, layer.weight.T, bias=layer.bias, activation="relu")
+    want, *_ = forward_reference(x, layer.weight.T, bias=layer.bias, activation="relu")
     assert relative_error(layer.forward(x), want) < 1e-6
     layer.weight *= 2
-    want, _ = forward_reference(x, layer.weight.T, bias=layer.bias, activation="relu")
+    want, _, _parts = forward_reference(x, layer.weight.T, bias=layer.bias, activation="relu")
     assert relative_error(layer.forward(x), want) < 1e-6
 
 
