@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from devkernels.errors import ArgumentError
+from devkernels.linear.activations import on_device
 from devkernels.linear.arrays import package
 from devkernels.linear.epilog import Epilog, gelu_aux_columns, relu_mask_bytes
 from devkernels.linear.matmul import Prepared, prepare
@@ -21,6 +22,7 @@ _ARRAYS = package("torch")
 _LIMIT = 512
 _entries: dict[tuple, _Entry] = {}
 _products: dict[tuple, _Entry] = {}
+_passes: dict[tuple, tuple | None] = {}
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or _ARRAYS.stream
 _float32 = torch.float32
 _precision = torch.get_float32_matmul_precision
@@ -40,7 +42,7 @@ class _Entry:
         self.new_aux, self.new_gradient = prepared.new_aux, prepared.new_gradient
 
 
-def _keep(store: dict, key: tuple, entry: _Entry) -> _Entry:
+def _keep(store: dict, key: tuple, entry):
     while len(store) >= _LIMIT:
         store.pop(next(iter(store)), None)
     store[key] = entry
@@ -124,28 +126,47 @@ def forward_code(activation: str | None, bias: bool, aux: bool) -> int:
     return int(Epilog.of(activation, bias=bias, aux=aux))
 
 
-def through_activation(activation: str | None, dy: Tensor, kept: Tensor | None) -> Tensor:
-    """Gradient before the activation; `kept` is the result for ReLU, the raw GELU aux for GELU."""
+def through_activation(activation: str, dy: Tensor, kept: Tensor, need_sum: bool) -> tuple[Tensor, Tensor | None]:
+    """Gradient before the activation, and its sum over the tokens where that comes along.
+
+    `dy` is (tokens, features); `kept` is the result for ReLU, the raw GELU aux for GELU.
+    """
+    if dy.is_cuda:
+        if not dy.is_contiguous():
+            dy = dy.contiguous()
+        rows, columns = dy.shape
+        index, d_pointer, k_pointer = dy.get_device(), dy.data_ptr(), kept.data_ptr()
+        key = (rows, columns, dy.dtype, kept.stride(0), activation, index, (d_pointer | k_pointer) & 15)
+        found = _passes.get(key, _passes)
+        if found is _passes:
+            found = on_device(_ARRAYS, index, str(dy.dtype)[6:], rows, columns, kept.stride(0), activation, key[-1])
+            _keep(_passes, key, found)
+        if found is not None and not _ARRAYS.several_devices():
+            kernel, new_dz, new_db = found
+            dz, db = new_dz(), new_db() if need_sum else None
+            kernel.launch(d_pointer, k_pointer, dz.data_ptr(), db.data_ptr() if need_sum else 0, _raw_stream(index))
+            return dz, db
     if activation == "relu":
-        return torch.ops.aten.threshold_backward(dy, kept, 0)
-    if activation == "gelu":
-        return torch.ops.aten.gelu_backward(dy, kept[:, : dy.shape[-1]], approximate="tanh")
-    return dy
+        return torch.ops.aten.threshold_backward(dy, kept, 0), None
+    return torch.ops.aten.gelu_backward(dy, kept[:, : dy.shape[-1]], approximate="tanh"), None
 
 
 def backward(dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, activation: str | None,
              needs: tuple[bool, bool, bool]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of input, weight and bias of one layer, those that are needed."""
-    flat = flatten("dy", dy)
-    if kept is not None and activation == "relu":
-        kept = kept.reshape(flat.shape)
-    dz = through_activation(activation, flat, kept)
+    dz = flatten("dy", dy)
     dx = dw = db = None
+    if activation is not None:
+        dz, db = through_activation(activation, dz, kept.reshape(dz.shape) if activation == "relu" else kept, needs[2])
     if needs[0]:
-        dx = product(DEFAULT, dz, weight)[0].reshape(x.shape)
+        dx = product(DEFAULT, dz, weight)[0]
+        if x.dim() != 2:
+            dx = dx.reshape(x.shape)
     if needs[1]:
-        dw, db = product(BGRADA if needs[2] else DEFAULT, dz.T, flatten("x", x))
-    elif needs[2]:
+        sums = needs[2] and db is None
+        dw, found = product(BGRADA if sums else DEFAULT, dz.T, flatten("x", x))
+        db = found if sums else db
+    elif needs[2] and db is None:
         db = dz.sum(0)
     return dx, dw, db
 

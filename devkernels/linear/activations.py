@@ -1,46 +1,64 @@
 """Gradients through an activation where no product is at hand to do it: one pass over the gradient.
 
-in: a gradient and the mask of the forward product.  out: the gradient before the activation.
+in: a gradient and what the forward pass kept.  out: the gradient before the activation, and the bias gradient where the
+pass can sum it up on the way (on a GPU, see `_kernels`).
 """
 
 from __future__ import annotations
 
-import functools
+from devkernels.linear import _kernels, elementwise
+from devkernels.linear.arrays import CPU, Arrays
 
-from devkernels.linear import elementwise
-from devkernels.linear.masks import Mask
-
-_RELU_CODE = "y = (mask[(i / n) * width + ((i % n) >> 3)] >> ((i % n) & 7)) & 1 ? x : T(0)"
-_GELU_CODE = """
-    typedef typename wider<T>::type W;
-    W z = W(aux[(i / n) * width + i % n]);
-    W t = tanh(W(0.7978845608028654) * (z + W(0.044715) * z * z * z));
-    W d = W(0.5) * (W(1) + t) + W(0.5) * z * (W(1) - t * t) * W(0.7978845608028654) * (W(1) + W(0.134145) * z * z);
-    y = T(W(x) * d)
-"""
-_WIDER = """
-template <typename T> struct wider { typedef float type; };
-template <> struct wider<double> { typedef double type; };
-"""
+_LIMIT = 256
+_prepared: dict[tuple, tuple] = {}
 
 
-@functools.cache
-def _kernels(cupy):
-    relu = cupy.ElementwiseKernel("T x, raw uint8 mask, int64 n, int64 width", "T y", _RELU_CODE, "devkernels_drelu")
-    gelu = cupy.ElementwiseKernel("T x, raw T aux, int64 n, int64 width", "T y", _GELU_CODE, "devkernels_dgelu",
-                                  preamble=_WIDER)  # fmt: skip
-    return {"relu_aux": relu, "gelu_aux": gelu}
+def on_device(arrays: Arrays, device: int, dtype: str, rows: int, columns: int, kept_ld: int, kind: str, bits: int):
+    """Return (kernel, new_dz, new_db) for a shape, or None where the kernel cannot be had.
+
+    Parameters
+    ----------
+    kind : {"relu", "gelu", "relu_aux", "gelu_aux"}
+        What was kept: the result of ReLU, the input of GELU, a bit mask.
+    bits : int
+        Pointers or-ed together; 16-byte loads are used where they allow it.
+    """
+    aligned = not bits & 15
+    key = (arrays.name, device, dtype, rows, columns, kept_ld, kind, aligned)
+    found = _prepared.get(key)
+    if found is None:
+        if device == CPU or dtype not in _kernels.TYPES or not _kernels.available():
+            return None
+        kernel = _kernels.ActivationBackward(arrays, device, dtype, rows, columns, kept_ld, kind, aligned)
+        found = kernel, arrays.maker((rows, columns), dtype, device), arrays.maker((columns,), dtype, device)
+        while len(_prepared) >= _LIMIT:
+            _prepared.pop(next(iter(_prepared)), None)
+        _prepared[key] = found
+    return found
 
 
-def multiply_derivative(arrays, dy, mask: Mask, device: int):
-    """``dy`` times the derivative of the activation that `mask` comes from."""
+def multiply_derivative(arrays, dy, mask, device: int, need_sum: bool):
+    """``dy`` (tokens, features) times the derivative of the activation that `mask` comes from, and its sum over tokens.
+
+    The sum is None where it is not needed or not cheap here; the weight gradient's product makes it then.
+    """
     data = mask.data_for(mask.kind, dy.shape, dy.dtype.name, device, arrays)
+    rows, n = dy.shape
     if arrays.name == "cupy":
-        with arrays.on(device):
-            return _kernels(arrays.xp)[mask.kind](dy, data, dy.shape[-1], data.shape[-1])
+        dy = dy if dy.flags.c_contiguous else arrays.xp.ascontiguousarray(dy)
+        pointer = arrays.pointer
+        found = on_device(
+            arrays, device, dy.dtype.name, rows, n, data.shape[-1], mask.kind, pointer(dy) | pointer(data)
+        )
+        if found is not None:
+            kernel, new_dz, new_db = found
+            with arrays.on(device):
+                dz, db = new_dz(), new_db() if need_sum else None
+                kernel.launch(pointer(dy), pointer(data), pointer(dz), pointer(db) if need_sum else 0,
+                              arrays.stream(device))  # fmt: skip
+            return dz, db
     wide = "float64" if dy.dtype.name == "float64" else "float32"
-    n = dy.shape[-1]
     if mask.kind == "relu_aux":
-        return dy * elementwise.unpack_bits(arrays, data, n).astype(dy.dtype)
-    derivative = elementwise.gelu_derivative(arrays.xp, elementwise.cast(arrays, data[..., :n], wide))
-    return (elementwise.cast(arrays, dy, wide) * derivative).astype(dy.dtype)
+        return dy * elementwise.unpack_bits(arrays, data, n).astype(dy.dtype), None
+    slope = elementwise.gelu_derivative(arrays.xp, elementwise.cast(arrays, data[..., :n], wide))
+    return (elementwise.cast(arrays, dy, wide) * slope).astype(dy.dtype), None

@@ -5,7 +5,9 @@ in: arrays (…, in_features).  out: arrays (…, out_features), and gradients o
 Which products a training step takes, and what each does besides multiplying:
 
     forward          x @ W.T        RELU_AUX_BIAS / GELU_AUX_BIAS: bias, activation, mask
-    weight gradient  dz.T @ x       BGRADA (for cuBLASLt, which sees the transpose, BGRADB): also the bias gradient
+    activation       one pass       derivative of the layer's own activation; on a GPU also the bias gradient
+    weight gradient  dz.T @ x       BGRADA (for cuBLASLt, which sees the transpose, BGRADB): the bias gradient, where no
+                                    other step has it
     input gradient   dz @ W         DRELU_BGRAD / DGELU_BGRAD where the layer below has an activation: its derivative
                                     and its bias gradient
 """
@@ -162,17 +164,20 @@ class FusedLinear:
         if isinstance(expected, Saved) and dy.shape != (*expected.lead, self.out_features):
             raise ArgumentError(f"dy has shape {dy.shape}, but the result had {(*expected.lead, self.out_features)}.")
         saved = self._take(saved)
-        dz = self._through_activation(dy, saved)
-        weight, bias = self.parameter_gradients(dz, saved, need_bias=self.bias is not None, stream=stream)
+        dz, bias = self._through_activation(dy, saved)
+        need = self.bias is not None and bias is None
+        weight, summed = self.parameter_gradients(dz, saved, need_bias=need, stream=stream)
+        bias = summed if need else bias
         dx, _ = self.input_gradient(dz, None, None, stream=stream)
         return Gradients(dx.reshape(*saved.lead, self.in_features), weight, bias)
 
     def _through_activation(self, dy, saved: Saved):
-        """Gradient before the activation."""
+        """Gradient before the activation, and the bias gradient where it comes along."""
         flat = self._flat("dy", dy, self.out_features)
         if saved.mask is None:
-            return flat
-        return activations.multiply_derivative(self.arrays, flat, saved.mask, self.device)
+            return flat, None
+        need = self.bias is not None
+        return activations.multiply_derivative(self.arrays, flat, saved.mask, self.device, need)
 
     def parameter_gradients(self, dz, saved: Saved, *, need_bias: bool, stream=None):
         """Weight gradient, and bias gradient where needed, in one product over the tokens."""
@@ -261,7 +266,7 @@ class FusedMLP:
             raise ArgumentError(f"dy has shape {dy.shape}; the result had {(*lead, self.layers[-1].out_features)}.")
         gradients: list[tuple[object, object]] = []
         top = self.layers[-1]
-        dz, known = top._through_activation(dy, kept[-1]), None
+        dz, known = top._through_activation(dy, kept[-1])
         for index in range(len(self.layers) - 1, -1, -1):
             layer, saved = self.layers[index], layer_take(self.layers[index], kept[index])
             need = layer.bias is not None
@@ -295,11 +300,13 @@ def autotune(x, weight, bias, activation: str | None, *, compute_type=None, back
     forward = [Epilog.of(activation, bias=bias is not None, aux=False)]
     if backward and activation:
         forward.append(Epilog.of(activation, bias=bias is not None, aux=True))
+    # With an activation, the pass that goes through it sums up the bias gradient; else the product does.
+    over_tokens = Epilog.BGRADA if bias is not None and activation is None else Epilog.DEFAULT
     jobs = [(x, weight.T, epilog, inputs) for epilog in forward]
     if backward:
         y = FusedMatmul(x, weight.T, epilog=forward[0], epilog_inputs=inputs, compute_type=compute_type,
                         allow_unfused=True).plan().execute()  # fmt: skip
-        jobs += [(y.T, x, Epilog.DEFAULT if bias is None else Epilog.BGRADA, {}), (y, weight, Epilog.DEFAULT, {})]
+        jobs += [(y.T, x, over_tokens, {}), (y, weight, Epilog.DEFAULT, {})]
     reports = []
     for a, b, epilog, given in jobs:
         with FusedMatmul(a, b, epilog=epilog, epilog_inputs=given, compute_type=compute_type, allow_unfused=True) as mm:

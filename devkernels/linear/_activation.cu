@@ -1,0 +1,127 @@
+// Gradient through an activation, and its sum over the rows (the bias gradient), in one pass over the gradient.
+//
+// dz[r, c] = dy[r, c] * slope(kept[r, c]);  db[c] = sum over r of dz[r, c]
+//
+// KIND 0: ReLU, kept is its result.  1: GELU (tanh), kept is its input.  2: ReLU, kept is its mask, one bit an element.
+// A block of 32 x 8 threads takes 32 * VEC columns and some rows. Blocks leave partial sums; the last one of a column
+// slab adds them up in the order of the blocks, so that the result is the same in every run.
+// TYPE 0: float16, 1: bfloat16, 2: float32, 3: float64. No header is needed.
+
+typedef unsigned long long u64;
+typedef unsigned int u32;
+#if TYPE == 0
+typedef unsigned short T;
+typedef float W;
+__device__ W up(T x) { W y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
+__device__ T down(W x) { T y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
+#elif TYPE == 1
+typedef unsigned short T;
+typedef float W;
+__device__ W up(T x) { return __uint_as_float(u32(x) << 16); }
+__device__ T down(W x) { T y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
+#elif TYPE == 2
+typedef float T;
+typedef float W;
+__device__ W up(T x) { return x; }
+__device__ T down(W x) { return x; }
+#else
+typedef double T;
+typedef double W;
+__device__ W up(T x) { return x; }
+__device__ T down(W x) { return x; }
+#endif
+
+#if VEC == 1
+typedef T Raw;
+__device__ void store(T* to, Raw x) { *to = x; }
+#else
+typedef uint4 Raw;  // VEC values are 16 bytes: one load, one store (which the compiler would take apart)
+__device__ void store(T* to, Raw x) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+#endif
+union Pack { Raw raw; T v[VEC]; __device__ Pack() {} };
+static const u32 LANES = 32, ROWS = 8, SLAB = LANES * VEC, AHEAD = 4;
+
+__device__ W gelu_slope(W z) {
+    const W s = W(0.79788456080286535588), q = W(0.044715);
+    W t = tanh(s * (z + q * z * z * z));
+    return W(0.5) * (W(1) + t) + W(0.5) * z * (W(1) - t * t) * s * (W(1) + W(3) * q * z * z);
+}
+
+extern "C" __global__ void __launch_bounds__(256) activation_backward(
+    const T* __restrict__ dy, const void* __restrict__ kept, T* __restrict__ dz, T* db, W* partial, u32* counters, u64 rows, u64 columns, u64 kept_ld,
+    u64 rows_per_block) {
+    const u32 thread = threadIdx.y * LANES + threadIdx.x;
+    const u64 column = (u64(blockIdx.x) * LANES + threadIdx.x) * VEC;
+    const u64 first = blockIdx.y * rows_per_block;
+    const u64 end = first + rows_per_block < rows ? first + rows_per_block : rows;
+    W sum[VEC];
+#pragma unroll
+    for (u32 i = 0; i < VEC; ++i) sum[i] = 0;
+    if (column < columns) {
+        for (u64 base = first + threadIdx.y; base < end; base += ROWS * AHEAD) {
+            Pack g[AHEAD];
+#if KIND == 2
+            u32 bits[AHEAD];
+#else
+            Pack k[AHEAD];
+#endif
+#pragma unroll
+            for (u32 a = 0; a < AHEAD; ++a) {  // all loads first: their latencies overlap
+                const u64 row = base + a * ROWS;
+                if (row >= end) break;
+                g[a].raw = *reinterpret_cast<const Raw*>(dy + row * columns + column);
+#if KIND == 2
+                bits[a] = reinterpret_cast<const unsigned char*>(kept)[row * kept_ld + (column >> 3)] >> (column & 7);
+#else
+                k[a].raw = *reinterpret_cast<const Raw*>(reinterpret_cast<const T*>(kept) + row * kept_ld + column);
+#endif
+            }
+#pragma unroll
+            for (u32 a = 0; a < AHEAD; ++a) {
+                const u64 row = base + a * ROWS;
+                if (row >= end) break;
+                Pack z;
+#pragma unroll
+                for (u32 i = 0; i < VEC; ++i) {
+#if KIND == 2
+                    z.v[i] = (bits[a] >> i) & 1 ? g[a].v[i] : T(0);
+#elif KIND == 0
+                    z.v[i] = up(k[a].v[i]) <= W(0) ? T(0) : g[a].v[i];
+#else
+                    z.v[i] = down(up(g[a].v[i]) * gelu_slope(up(k[a].v[i])));
+#endif
+                    sum[i] += up(z.v[i]);
+                }
+                store(dz + row * columns + column, z.raw);
+            }
+        }
+    }
+    if (db == nullptr) return;
+    __shared__ W lanes[ROWS][SLAB];
+    __shared__ u32 last;
+#pragma unroll
+    for (u32 i = 0; i < VEC; ++i) lanes[threadIdx.y][threadIdx.x * VEC + i] = sum[i];
+    __syncthreads();
+    const u64 start = u64(blockIdx.x) * SLAB;
+    for (u32 c = thread; c < SLAB && start + c < columns; c += LANES * ROWS) {
+        W total = 0;
+        for (u32 i = 0; i < ROWS; ++i) total += lanes[i][c];
+        if (gridDim.y == 1) db[start + c] = down(total);
+        else partial[blockIdx.y * columns + start + c] = total;
+    }
+    if (gridDim.y == 1) return;
+    __threadfence();
+    __syncthreads();
+    if (thread == 0) last = atomicInc(counters + blockIdx.x, gridDim.y - 1) == gridDim.y - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    for (u32 c = thread; c < SLAB && start + c < columns; c += LANES * ROWS) {
+        W total = 0;
+#pragma unroll 8
+        for (u32 y = 0; y < gridDim.y; ++y) total += __ldcg(partial + y * columns + start + c);
+        db[start + c] = down(total);
+    }
+}

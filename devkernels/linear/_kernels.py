@@ -1,0 +1,158 @@
+"""The gradient through an activation with the bias gradient beside it, as one CUDA kernel (`_activation.cu`).
+
+in: pointers to the gradient and to what the forward pass kept.  out: the gradient before the activation and its sum
+over the rows. Compiled by NVRTC when first needed, kept on disk (`devkernels.cache`, kind "cubin"); launched through
+cuda.bindings with arguments that are laid out once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from pathlib import Path
+
+from devkernels import cache
+from devkernels.errors import CompileError, DevkernelsError
+from devkernels.linear import _cublaslt
+from devkernels.linear.arrays import Arrays
+
+TYPES = {
+    "float16": (0, 2, 4),
+    "bfloat16": (1, 2, 4),
+    "float32": (2, 4, 4),
+    "float64": (3, 8, 8),
+}  # number, bytes, sum's
+KINDS = {"relu": 0, "gelu": 1, "relu_aux": 2, "gelu_aux": 1}
+_LANES, _ROWS, _MAX_ROW_BLOCKS, _MAX_SLABS = 32, 8, 64, 16384
+_FILL = 1056  # blocks that an H200 holds at a time (132 multiprocessors, 8 blocks of 256 threads)
+
+_lock = threading.Lock()
+_counters: dict[tuple[str, int, int], tuple[int, object]] = {}
+
+
+def compile_source(number: int, vector: int, kind: int, architecture: str) -> bytes:
+    """Compile the kernel for one dtype, vector length, kind and architecture; return the cubin, from the cache if kept.
+
+    Raises
+    ------
+    CompileError
+        NVRTC refuses the source.
+    """
+    from cuda.bindings import nvrtc
+
+    source = (Path(__file__).parent / "_activation.cu").read_text()
+    options = [f"-arch={architecture}", "-std=c++17", f"-DTYPE={number}", f"-DVEC={vector}", f"-DKIND={kind}"]
+    version = nvrtc.nvrtcVersion()[1:]
+
+    def build() -> bytes:
+        error, program = nvrtc.nvrtcCreateProgram(source.encode(), b"_activation.cu", 0, [], [])
+        try:
+            (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+            if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+                _, size = nvrtc.nvrtcGetProgramLogSize(program)
+                log = bytearray(size)
+                nvrtc.nvrtcGetProgramLog(program, log)
+                raise CompileError(f"NVRTC refuses _activation.cu with {options}: {log.decode(errors='replace')}")
+            _, size = nvrtc.nvrtcGetCUBINSize(program)
+            code = bytearray(size)
+            nvrtc.nvrtcGetCUBIN(program, code)
+            return bytes(code)
+        finally:
+            nvrtc.nvrtcDestroyProgram(program)
+
+    return cache.get_or_build("cubin", cache.digest(source, options, version), build, spec="activation_backward")
+
+
+@functools.cache
+def _function(arrays: Arrays, device: int, number: int, vector: int, kind: int):
+    from cuda.bindings import driver
+
+    major, minor = arrays.capability(device)
+    code = compile_source(number, vector, kind, f"sm_{major}{minor}")
+    with arrays.on(device):
+        error, module = driver.cuModuleLoadData(code)
+        _check(driver, error, "cuModuleLoadData")
+        error, function = driver.cuModuleGetFunction(module, b"activation_backward")
+        _check(driver, error, "cuModuleGetFunction")
+    return function
+
+
+def _check(driver, error, call: str) -> None:
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise DevkernelsError(f"{call} failed: {error.name}")
+
+
+@functools.cache
+def available() -> bool:
+    """Whether the parts that this needs are installed: cuda.bindings and NVRTC."""
+    try:
+        from cuda.bindings import driver, nvrtc
+
+        return nvrtc.nvrtcVersion()[0] == nvrtc.nvrtcResult.NVRTC_SUCCESS and driver is not None
+    except (ImportError, RuntimeError, OSError):
+        return False
+
+
+def _counter(arrays: Arrays, device: int, stream: int) -> int:
+    """Pointer to zeroed counters of a stream; every launch leaves them zero."""
+    key = (arrays.name, device, stream)
+    found = _counters.get(key)
+    if found is None:
+        with _lock:
+            if key not in _counters:
+                with arrays.on(device), arrays.on_stream(stream or None, device):
+                    memory = arrays.empty((_MAX_SLABS,), "int32", device)
+                    memory[...] = 0
+                _counters[key] = arrays.pointer(memory), memory
+            found = _counters[key]
+    return found[0]
+
+
+class ActivationBackward:
+    """One shape of the kernel, with its arguments laid out. Threads may share it."""
+
+    def __init__(self, arrays: Arrays, device: int, dtype: str, rows: int, columns: int, kept_ld: int, kind: str,
+                 aligned: bool):  # fmt: skip
+        number, size, sum_size = TYPES[dtype]
+        vector = 16 // size
+        code = KINDS[kind]
+        ld_unit = 1 if code == 2 else vector
+        if not aligned or columns % vector or kept_ld % ld_unit:
+            vector = 1
+        self._arrays, self._device = arrays, device
+        self._kernel = _function(arrays, device, number, vector, code)
+        slabs = -(-columns // (_LANES * vector))
+        blocks = min(-(-rows // (4 * _ROWS)), max(1, _FILL // slabs), _MAX_ROW_BLOCKS,
+                     max(1, _cublaslt.WORKSPACE_BYTES // (columns * sum_size)))  # fmt: skip
+        if slabs > _MAX_SLABS:
+            raise DevkernelsError(f"{columns} columns are more than the kernel takes ({_MAX_SLABS * _LANES * vector}).")
+        per_block = -(-rows // blocks)
+        self._grid = slabs, -(-rows // per_block)
+        self._values = [ctypes.c_uint64(0) for _ in range(10)]
+        for slot, value in zip(self._values[6:], (rows, columns, kept_ld, per_block), strict=True):
+            slot.value = value
+        self._pointers = (ctypes.c_void_p * 10)(*(ctypes.addressof(v) for v in self._values))
+        self._address = ctypes.addressof(self._pointers)
+        self._lock = threading.Lock()
+        from cuda.bindings import driver
+
+        self._driver, self._success = driver.cuLaunchKernel, driver.CUresult.CUDA_SUCCESS
+
+    def launch(self, dy: int, kept: int, dz: int, db: int, stream: int) -> None:
+        """Run on pointers; `db` 0 leaves the sum out."""
+        partial = counters = 0
+        if db and self._grid[1] > 1:
+            partial = _cublaslt._workspaces.get((self._arrays.name, self._device), {}).get(stream)
+            if partial is None:
+                partial, memory = _cublaslt._workspace(self._arrays, self._device, stream)
+                del memory
+            counters = _counter(self._arrays, self._device, stream)
+        v = self._values
+        with self._lock:
+            v[0].value, v[1].value, v[2].value, v[3].value, v[4].value, v[5].value = dy, kept, dz, db, partial, counters
+            (error,) = self._driver(
+                self._kernel, self._grid[0], self._grid[1], 1, _LANES, _ROWS, 1, 0, stream, self._address, 0
+            )
+        if error != self._success:
+            raise DevkernelsError(f"cuLaunchKernel of activation_backward failed: {error.name}")
