@@ -43,7 +43,7 @@ extern "C" __global__ void add(const float *x, const float *y, float *z, int n) 
 
 
 def make_add():
-    """z = x + y; Numba is imported here, since listing the cases must need neither it nor a GPU."""
+    """Z = x + y; Numba is imported here, since listing the cases must need neither it nor a GPU."""
     from numba import cuda
 
     def add(x, y, z, n):
@@ -104,7 +104,6 @@ def set_up(case):
     import tempfile
 
     import cupy as cp
-
     from numba import cuda
 
     add = make_add()

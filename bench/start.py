@@ -90,7 +90,7 @@ def main() -> int:
                     for key in ("ms", "first_result_ms"):
                         row[key] = harness.percentiles([one[key] for one in runs])
                     middle = sorted(runs, key=lambda one: one["ms"])[len(runs) // 2]
-                    row |= {key: middle[key] for key in ("stages_ms", "error", "builds")}
+                    row |= {key: middle[key] for key in ("stages_ms", "error", "builds", "numba_imported")}
                 rows.append(row)
                 shown = ("case", "contender", "ms", "first_result_ms", "stages_ms", "builds", "failed")
                 print(json.dumps({key: row.get(key) for key in shown}), flush=True)

@@ -23,6 +23,7 @@ _PUBLIC = {
     "Target": "devkernels.target",
     "block_fft": "devkernels.engine.block_fft",
     "compile": "devkernels.compiler.kernel",
+    "cuda": "devkernels.lazy",
     "device_function": "devkernels.device.inline",
     "fft": "devkernels.device.fft",
     "fftconvolve": "devkernels.kernels.fftconvolve",
@@ -58,4 +59,5 @@ if TYPE_CHECKING:
     from devkernels.kernels.fftconvolve import fftconvolve, make_fftconvolve
     from devkernels.kernels.spectral_filter import make_spectral_filter, spectral_filter
     from devkernels.launch import Launcher, kernel, load_image
+    from devkernels.lazy import cuda
     from devkernels.target import Target

@@ -25,6 +25,7 @@ _SHARED_PER_BLOCK = {
     (7, 5): 64 << 10, (8, 0): 163 << 10, (8, 6): 99 << 10, (8, 7): 163 << 10, (8, 9): 99 << 10,
     (9, 0): 227 << 10, (10, 0): 227 << 10, (10, 3): 227 << 10, (12, 0): 99 << 10, (12, 1): 99 << 10,
 }  # fmt: skip
+_DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 DEFAULT_ARCHITECTURE = "sm_90"  # what the simulator imitates, and ahead-of-time builds assume, when nothing is said
 
 
@@ -85,9 +86,8 @@ def driver_present() -> bool:
 @functools.cache
 def driver_version() -> tuple[int, int] | None:
     """CUDA version of the installed driver, or None. The toolkit's stub library answers with an error: no driver."""
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
-        library = ctypes.CDLL(name)
+        library = ctypes.CDLL(_DRIVER)
     except OSError:
         return None
     version = ctypes.c_int(0)
@@ -218,8 +218,25 @@ def current_target() -> Target:
     if here.architecture is not None:
         return here.architecture
     if here.kind == "gpu":
-        from numba import cuda
-
-        major, minor = cuda.get_current_device().compute_capability
-        return Target.parse((int(major), int(minor)))
+        return _device_architecture(_current_device())
     return Target.parse(DEFAULT_ARCHITECTURE)
+
+
+def _current_device() -> int:
+    """Handle of the device whose context is current in this thread, else of the first device."""
+    library, device = ctypes.CDLL(_DRIVER), ctypes.c_int()
+    if library.cuCtxGetDevice(ctypes.byref(device)) == 0:
+        return device.value
+    if library.cuInit(0) != 0 or library.cuDeviceGet(ctypes.byref(device), 0) != 0:
+        raise TargetError("The CUDA driver finds no GPU; DEVKERNELS_TARGET=sm_90 compiles for one, =sim needs none.")
+    return device.value
+
+
+@functools.cache
+def _device_architecture(device: int) -> Target:
+    library, parts = ctypes.CDLL(_DRIVER), []
+    for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+        value = ctypes.c_int()
+        library.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        parts.append(value.value)
+    return Target.parse(tuple(parts))

@@ -1,6 +1,6 @@
 """The one seam to numba-cuda: a Python kernel becomes LTO-IR. A second front end would be a file beside this one.
 
-In: a function, a signature, a target. Out: a `Lowered`: LTO-IR, entry symbol, parameters, and what must be linked to
+In: a function, a signature, a target. Out: a `Lowered`: LTO-IR, entry symbol, and what must be linked to
 it. Works without a GPU and without a driver: Numba asks the current device for its compute capability in one place,
 which is answered from `devkernels.target.compiling_for` while this thread compiles.
 """
@@ -8,7 +8,6 @@ which is answered from `devkernels.target.compiling_for` while this thread compi
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,6 @@ class Lowered:
 
     ltoir: bytes
     symbol: str
-    parameters: tuple[Parameter, ...]
     linked: tuple[object, ...]
     cooperative: bool
 
@@ -66,26 +64,29 @@ def normalize(signature: object) -> tuple:
     return tuple(arguments)
 
 
-def parameters(function: Callable, arguments: tuple) -> tuple[Parameter, ...]:
-    """What the launcher must know of each parameter."""
-    names = list(inspect.signature(function).parameters)
-    if len(names) != len(arguments):
-        raise SpecError(
-            f"Kernel {function.__name__} has {len(names)} parameters ({', '.join(names)}), but its signature has "
-            f"{len(arguments)}: {', '.join(map(str, arguments))}.",
-            spec=arguments,
-        )
-    return tuple(_parameter(name, kind) for name, kind in zip(names, arguments, strict=True))
-
-
-def _parameter(name: str, kind: Any) -> Parameter:
+def parameter(name: str, kind: Any) -> Parameter:
+    """What the launcher must know of a parameter of a Numba type."""
     from numba.core import types
 
     if isinstance(kind, types.Array):
         return Parameter(name, "array", _dtype(name, kind.dtype), kind.ndim, kind.layout)
     if isinstance(kind, types.BaseTuple):
-        return Parameter(name, "tuple", items=tuple(_parameter(f"{name}[{i}]", item) for i, item in enumerate(kind)))
+        return Parameter(name, "tuple", items=tuple(parameter(f"{name}[{i}]", item) for i, item in enumerate(kind)))
     return Parameter(name, "scalar", _dtype(name, kind))
+
+
+def numba_type(described: Parameter) -> Any:
+    """The Numba type of a parameter, the counterpart of `parameter`."""
+    from numba import types
+    from numba.cuda.types import bfloat16
+
+    if described.kind == "tuple":
+        return types.Tuple([numba_type(item) for item in described.items])
+    special = {"bool": types.boolean, "bfloat16": bfloat16}
+    scalar = special.get(described.dtype) or getattr(types, described.dtype, None)
+    if scalar is None:
+        raise SpecError(f"Parameter {described.name} has dtype {described.dtype}, which Numba does not know.")
+    return types.Array(scalar, described.ndim, described.layout) if described.kind == "array" else scalar
 
 
 def _dtype(name: str, kind: Any) -> str:
@@ -98,8 +99,8 @@ def _dtype(name: str, kind: Any) -> str:
     if str(kind) == "__nv_bfloat16":
         return "bfloat16"
     raise SpecError(
-        f"Parameter {name} has type {kind}, which the launcher does not know; it takes arrays and scalars of integers, "
-        f"floats, complex numbers and booleans, and tuples of these. @cuda.jit takes others.",
+        f"Parameter {name} has type {kind}, which the launcher does not know; it takes arrays and "
+        f"scalars of integers, floats, complex numbers and booleans, and tuples of these. @cuda.jit takes others.",
         spec=kind,
     )
 
@@ -136,8 +137,7 @@ def lower(
                 linked.append(_numba_file("reshape_funcs.cu"))
             if library.use_cooperative:
                 linked.append(_device_runtime())
-            return Lowered(ltoir, library._entry_name, parameters(function, arguments), tuple(linked),
-                           bool(library.use_cooperative))  # fmt: skip
+            return Lowered(ltoir, library._entry_name, tuple(linked), bool(library.use_cooperative))
     except (errors.NumbaError, NvvmError, TypeError, NotImplementedError) as error:
         raise CompileError(
             f"Kernel {function.__name__}({', '.join(map(str, arguments))}) does not compile for {target}:\n{error}",
@@ -192,10 +192,3 @@ def _device_runtime() -> str:
     from numba.cuda.cudadrv.libs import get_cudalib
 
     return get_cudalib("cudadevrt", static=True)
-
-
-def infer(value: object) -> object:
-    """The Numba type of a host scalar argument, as @cuda.jit would infer it."""
-    from numba import typeof
-
-    return typeof(value)

@@ -15,6 +15,7 @@ from devkernels import cache, versions
 from devkernels import target as targets
 from devkernels.canonical import digest
 from devkernels.compiler.image import KernelImage, pack, unpack
+from devkernels.compiler.signature import Signature, resolve
 from devkernels.errors import DevkernelsWarning, SpecError
 from devkernels.target import Target
 
@@ -110,30 +111,35 @@ def unwrap(kernel: Any) -> tuple[Callable, Options, object]:
 def compile_function(
     function: Callable, signature: object, target: Target, options: Options, notes: dict | None = None
 ) -> KernelImage:
-    """`compile` with everything decided."""
+    """`compile` with everything decided. Numba is imported only if the image is not in the cache."""
     from devkernels.compiler import remote
 
-    if targets.simulating():
+    if targets.simulating():  # its functions are not those that a compiler would see
         return remote.compile_elsewhere(function, signature, target, options, notes)
+    resolved = resolve(function, signature)
+    key = kernel_key(function, resolved, target, options, notes)
+    data = cache.get(KIND, key)
+    if data is not None:
+        return unpack(data)[0]
     from devkernels.compiler import frontend
 
-    arguments = frontend.normalize(signature)
-    parameters = frontend.parameters(function, arguments)
-    key = kernel_key(function, arguments, target, options, notes)
     own = frontend.architecture()
     if own is not None and own.cc != target.cc:
-        data = cache.get(KIND, key)
-        if data is None:
-            return remote.compile_elsewhere(function, signature, target, options, notes)
-    else:
-        spec = f"kernel {function.__name__}({', '.join(map(str, parameters))}) for {target}"
-        data = cache.get_or_build(
-            KIND, key, lambda: pack([_build(function, arguments, target, options, notes)]), spec=spec
-        )
-    return unpack(data)[0]
+        return remote.compile_elsewhere(function, signature, target, options, notes)
+
+    def build() -> bytes:
+        if resolved.exact:
+            arguments = frontend.normalize(signature)
+        else:
+            arguments = tuple(map(frontend.numba_type, resolved.parameters))
+        return pack([_build(function, arguments, resolved, target, options, notes)])
+
+    return unpack(cache.get_or_build(KIND, key, build, spec=f"kernel {function.__name__}({resolved}) for {target}"))[0]
 
 
-def kernel_key(function: Callable, arguments: tuple, target: Target, options: Options, notes: dict | None) -> str:
+def kernel_key(
+    function: Callable, signature: Signature, target: Target, options: Options, notes: dict | None = None
+) -> str:
     """Name of a kernel in the cache."""
     from devkernels.compiler import keys
 
@@ -147,8 +153,9 @@ def kernel_key(function: Callable, arguments: tuple, target: Target, options: Op
             DevkernelsWarning,
             stacklevel=5,
         )
-    types = [f"{type(argument).__name__} {argument}" for argument in arguments]
-    return digest("kernel", function.__name__, content, types, str(target), options, notes or {}, versions.libraries())
+    return digest(
+        "kernel", function.__name__, content, signature, str(target), options, notes or {}, versions.libraries()
+    )
 
 
 _process_keys: dict[int, tuple[Callable, str]] = {}
@@ -162,7 +169,9 @@ def _process_key(function: Callable) -> str:
     return _process_keys[id(function)][1]
 
 
-def _build(function: Callable, arguments: tuple, target: Target, options: Options, notes: dict | None) -> KernelImage:
+def _build(
+    function: Callable, arguments: tuple, signature: Signature, target: Target, options: Options, notes: dict | None
+) -> KernelImage:
     from devkernels.compiler import frontend, functions, link
 
     lowered = frontend.lower(
@@ -172,5 +181,5 @@ def _build(function: Callable, arguments: tuple, target: Target, options: Option
     codes = [("ltoir", lowered.ltoir), *functions.gather(lowered.linked, target)]
     cubin = link.link(codes, target, name=function.__name__, max_registers=options.max_registers,
                       lineinfo=options.lineinfo)  # fmt: skip
-    return KernelImage.of(cubin, lowered.symbol, function.__name__, target, lowered.parameters, lowered.cooperative,
+    return KernelImage.of(cubin, lowered.symbol, function.__name__, target, signature.parameters, lowered.cooperative,
                           notes, versions.libraries())  # fmt: skip

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import cuda
 
 from devkernels.device.fft import DeviceFFT, fft
 from devkernels.device.inline import device_function
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedSizeError
 from devkernels.kernels import arrays
 from devkernels.launch.jit import kernel
+from devkernels.lazy import cuda
 from devkernels.spec import whole_number
 
 _PRECISION = {"float16": "float16", "complex32": "float16", "float32": "float32", "complex64": "float32",

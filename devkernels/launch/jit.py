@@ -151,8 +151,8 @@ class Kernel:
         key = (device, signature)
         found = self._launchers.get(key)
         if found is None:
-            types = self.signature if signature is None else tuple(map(_numba_type, signature))
-            image = compile_function(self.py_func, types, driver.architecture(device), self.compile_options)
+            given = self.signature if signature is None else signature
+            image = compile_function(self.py_func, given, driver.architecture(device), self.compile_options)
             found = self._launchers[key] = Launcher(image, strict=signature is not None)
         return found
 
@@ -180,19 +180,6 @@ class Kernel:
             )
         dtype, ndim, layout, _ = described
         return Parameter(name, "array", dtype, ndim, layout)
-
-
-def _numba_type(parameter: Parameter) -> Any:
-    from numba import types
-
-    if parameter.kind == "tuple":
-        return types.Tuple([_numba_type(item) for item in parameter.items])
-    scalar = types.boolean if parameter.dtype == "bool" else getattr(types, parameter.dtype, None)
-    if parameter.dtype == "bfloat16":
-        from numba.cuda.types import bfloat16 as scalar
-    if scalar is None:
-        raise ArgumentTypeError(f"Argument {parameter.name} has dtype {parameter.dtype}, which Numba does not know.")
-    return types.Array(scalar, parameter.ndim, parameter.layout) if parameter.kind == "array" else scalar
 
 
 class KernelLaunch:

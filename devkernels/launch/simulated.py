@@ -10,6 +10,7 @@ from typing import Any
 
 from devkernels import target as targets
 from devkernels.compiler.image import Parameter, itemsize
+from devkernels.compiler.signature import resolve
 from devkernels.errors import ArgumentError, ArgumentTypeError, ResourceError
 from devkernels.launch import arguments, limits
 
@@ -39,9 +40,7 @@ class SimulatedLaunch:
             )
         self._parameters = None
         if owner.signature is not None:
-            from devkernels.compiler import frontend
-
-            self._parameters = frontend.parameters(owner.py_func, frontend.normalize(owner.signature))
+            self._parameters = resolve(owner.py_func, owner.signature).parameters
 
     def __call__(self, *values: Any) -> None:
         """Check the arguments and run the kernel."""

@@ -11,8 +11,8 @@ from numba.cuda.extending import intrinsic, overload
 
 import devkernels
 from devkernels.compiler import keys
-from devkernels.compiler.frontend import normalize
 from devkernels.compiler.kernel import Options, kernel_key
+from devkernels.compiler.signature import resolve
 from devkernels.errors import DevkernelsWarning
 from devkernels.target import Target
 
@@ -45,6 +45,10 @@ def closure(value):
         x[0] = value
 
     return k
+
+
+def two(x, y):
+    """A function with two parameters."""
 
 
 def with_default(value):
@@ -162,12 +166,12 @@ def test_device_objects_by_their_spec():
 
 
 def test_everything_else_that_matters():
-    arguments = normalize("void(float32[::1], int32)")
-    base = dict(function=with_default(1), arguments=arguments, target=Target(9, 0), options=Options(), notes=None)
+    arguments = resolve(two, "void(float32[::1], int32)")
+    base = dict(function=with_default(1), signature=arguments, target=Target(9, 0), options=Options(), notes=None)
     changes = [
         {},
-        {"arguments": normalize("void(float32[:], int32)")},
-        {"arguments": normalize("void(float64[::1], int32)")},
+        {"signature": resolve(two, "void(float32[:], int32)")},
+        {"signature": resolve(two, "void(float64[::1], int32)")},
         {"target": Target(8, 0)},
         {"target": Target(9, 0, True)},
         {"options": Options(fastmath=True)},
@@ -186,7 +190,7 @@ def test_everything_else_that_matters():
 def test_versions_are_part_of_the_key(monkeypatch):
     from devkernels import versions
 
-    base = (with_default(1), normalize("void(float32[::1], int32)"), Target(9, 0), Options(), None)
+    base = (with_default(1), resolve(two, "void(float32[::1], int32)"), Target(9, 0), Options(), None)
     before, known = kernel_key(*base), dict(versions.libraries())
     for role in ("numba", "numba-cuda", "llvmlite", "nvmath", "libmathdx", "nvrtc", "nvjitlink", "nvvm", "devkernels"):
         assert role in known
@@ -203,7 +207,7 @@ def test_what_has_no_content_is_told_and_kept_to_this_process():
         if token is None:
             x[0] = 1
 
-    arguments = normalize("void(float32[::1])")
+    arguments = resolve(k, "void(float32[::1])")
     with pytest.warns(DevkernelsWarning, match=r"token: .*object.*no stable content"):
         first = kernel_key(k, arguments, Target(9, 0), Options(), None)
     with pytest.warns(DevkernelsWarning):

@@ -23,6 +23,7 @@ ROOMS = (
             "cache",
             "reference",
             "versions",
+            "lazy",
             "env_report",
         ),
     ),
