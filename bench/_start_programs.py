@@ -120,12 +120,12 @@ def two_fft_devkernels() -> None:
     clock.mark("import devkernels")
     forward = devkernels.fft(fft_type="c2c", size=SIZE, precision=np.float32, direction="forward")
     inverse = forward.inverse()
-    storage = forward.storage_size
+    storage, value_type = forward.storage_size, forward.value_type
 
     @devkernels.kernel
     def convolve(x, h, y):
-        thread_data = cuda.local.array(storage, np.complex64)
-        shared = cuda.shared.array(0, np.complex64)
+        thread_data = cuda.local.array(storage, value_type)
+        shared = cuda.shared.array(0, value_type)
         row = forward.row()
         forward.load(x, row, thread_data)
         forward(thread_data, shared)

@@ -71,12 +71,12 @@ def test_decorator_forms_keep_the_function():
 
 def test_launch_of_a_device_object(rng, empty):
     f = devkernels.fft(fft_type="c2c", size=16, precision=np.float32, direction="forward", ffts_per_block=2)
-    storage = f.storage_size
+    storage, value_type = f.storage_size, f.value_type
 
     @devkernels.kernel
     def transform(x, y):
-        thread_data = cuda.local.array(storage, np.complex64)
-        shared = cuda.shared.array(0, np.complex64)
+        thread_data = cuda.local.array(storage, value_type)
+        shared = cuda.shared.array(0, value_type)
         row = f.row()
         f.load(x, row, thread_data)
         f(thread_data, shared)
@@ -118,7 +118,8 @@ def test_bad_arguments_without_a_signature(rng):
 
 @pytest.mark.parametrize(
     ("key", "kind", "message"),
-    [((1, 65), ResourceError, "launch_bounds=64"), ((1, 1025), ResourceError, "1024"), ((0, 1), ArgumentError, "least 1"),
+    [((1, 65), ResourceError, "launch_bounds=64"), ((1, 1025), ResourceError, "1024"),
+     ((0, 1), ArgumentError, "least 1"),
      ((1, 32, 0, 228 << 10), ResourceError, "232448 bytes"), (8, ArgumentTypeError, "grid, block")],
 )  # fmt: skip
 def test_bad_configurations(key, kind, message):
