@@ -36,6 +36,89 @@ class Clock:
         print(json.dumps(told | {"numba_imported": "numba" in sys.modules}))
 
 
+class Bindings:
+    """As much of an array library as these programs need, on cuda.bindings alone: no CuPy, no torch, no Numba."""
+
+    def __init__(self):
+        from cuda.bindings import driver
+
+        self._driver = driver
+        self._call(driver.cuInit, 0)
+        self._call(
+            driver.cuCtxSetCurrent, self._call(driver.cuDevicePrimaryCtxRetain, self._call(driver.cuDeviceGet, 0))
+        )
+
+    @staticmethod
+    def _call(function, *arguments):
+        status, *values = function(*arguments)
+        assert int(status) == 0, status
+        return values[0] if values else None
+
+    def asarray(self, host):
+        """A copy of a contiguous NumPy array on the GPU."""
+        pointer = self._call(self._driver.cuMemAlloc, host.nbytes)
+        self._call(self._driver.cuMemcpyHtoD, pointer, host.ctypes.data, host.nbytes)
+        return DeviceArray(self, int(pointer), host.shape, host.dtype)
+
+    def full(self, shape, value, dtype):
+        """A new array on the GPU that is full of `value`."""
+        import numpy as np
+
+        return self.asarray(np.full(shape, value, dtype))
+
+    def wait(self):
+        """Wait for the GPU."""
+        self._call(self._driver.cuCtxSynchronize)
+
+
+class DeviceArray:
+    """An array on the GPU that says so by ``__cuda_array_interface__``."""
+
+    def __init__(self, owner, pointer, shape, dtype):
+        self.owner, self.pointer, self.shape, self.dtype = owner, pointer, shape, dtype
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"version": 3, "data": (self.pointer, False), "shape": self.shape, "typestr": self.dtype.str,
+                "strides": None, "stream": None}  # fmt: skip
+
+    def __getitem__(self, rows):
+        import numpy as np
+
+        host = np.empty(self.shape, self.dtype)
+        self.owner._call(self.owner._driver.cuMemcpyDtoH, host.ctypes.data, self.pointer, host.nbytes)
+        return Host(host[rows])
+
+
+class Host:
+    """So that ``y[:50].get()`` reads as with CuPy."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def get(self):
+        """Return the NumPy array."""
+        return self.array
+
+
+def _library(clock):
+    """CuPy, or cuda.bindings if the environment says so; and a function that waits for the GPU."""
+    if os.environ.get("BENCH_ARRAYS") == "bindings":
+        import numpy  # noqa: F401 - a stage of its own
+
+        clock.mark("numpy")
+        own = Bindings()
+        clock.mark("cuda.bindings and context")
+        return own, own.wait
+    import cupy as cp
+
+    clock.mark("cupy")
+    cp.cuda.Device().synchronize()
+    cp.empty(1)
+    clock.mark("context")
+    return cp, cp.cuda.Device().synchronize
+
+
 def _data(cp):
     import numpy as np
 
@@ -57,10 +140,9 @@ def two_fft_nvmath() -> None:
     """The published way."""
     clock = Clock()
     clock.mark("python")
-    import cupy as cp
-
+    cp, wait = _library(clock)
     x, h, y, want = _data(cp)
-    clock.mark("cupy and data")
+    clock.mark("data")
     import numpy as np
     from numba import cuda
     from nvmath.device import FFT, float32x2, float32x2_type
@@ -99,7 +181,7 @@ def two_fft_nvmath() -> None:
 
     clock.mark("device functions")
     convolve[-(-ROWS // fpb), tuple(block), 0, shared_size](x, h, y)
-    cp.cuda.Device().synchronize()
+    wait()
     clock.mark("compile and launch")
     clock.report(_error(y, want, SIZE), 1e-5, -1)
 
@@ -108,10 +190,9 @@ def two_fft_devkernels() -> None:
     """The same kernel text through devkernels."""
     clock = Clock()
     clock.mark("python")
-    import cupy as cp
-
+    cp, wait = _library(clock)
     x, h, y, want = _data(cp)
-    clock.mark("cupy and data")
+    clock.mark("data")
     import numpy as np
 
     import devkernels
@@ -137,7 +218,7 @@ def two_fft_devkernels() -> None:
 
     clock.mark("device functions")
     convolve[forward.launch(rows=ROWS)](x, h, y)
-    cp.cuda.Device().synchronize()
+    wait()
     clock.mark("compile or load, and launch")
     clock.report(_error(y, want, SIZE), 1e-5, cache.counts()["builds"])
     if path := os.environ.get("BENCH_IMAGE"):
@@ -151,17 +232,16 @@ def two_fft_image() -> None:
     """The same kernel from an image file: no compiler, no Numba."""
     clock = Clock()
     clock.mark("python")
-    import cupy as cp
-
+    cp, wait = _library(clock)
     x, h, y, want = _data(cp)
-    clock.mark("cupy and data")
+    clock.mark("data")
     import devkernels
 
     kernel = devkernels.load_image(os.environ["BENCH_IMAGE"])
     clock.mark("import devkernels, read image")
     notes = kernel.image.notes
     kernel[notes["grid"], notes["block"], None, notes["shared"]](x, h, y)
-    cp.cuda.Device().synchronize()
+    wait()
     clock.mark("load and launch")
     assert "numba" not in sys.modules
     clock.report(_error(y, want, SIZE), 1e-5, 0)
@@ -171,16 +251,15 @@ def filter_devkernels() -> None:
     """The ready spectral filter."""
     clock = Clock()
     clock.mark("python")
-    import cupy as cp
-
+    cp, wait = _library(clock)
     x, h, y, want = _data(cp)
-    clock.mark("cupy and data")
+    clock.mark("data")
     import devkernels
     from devkernels import cache
 
     clock.mark("import devkernels")
     y = devkernels.spectral_filter(x, h)
-    cp.cuda.Device().synchronize()
+    wait()
     clock.mark("filter")
     clock.report(_error(y, want), 1e-5, cache.counts()["builds"])
 
@@ -189,12 +268,11 @@ def floor() -> None:
     """What any CuPy program pays: the interpreter, CuPy, a context, the data, one small kernel of CuPy's own."""
     clock = Clock()
     clock.mark("python")
-    import cupy as cp
-
+    cp, wait = _library(clock)
     x, h, y, want = _data(cp)
-    clock.mark("cupy and data")
+    clock.mark("data")
     y[...] = cp.fft.ifft(cp.fft.fft(x) * h)
-    cp.cuda.Device().synchronize()
+    wait()
     clock.mark("cupy.fft")
     clock.report(_error(y, want), 1e-5, 0)
 

@@ -38,6 +38,8 @@ PROGRAMS = {
         "devkernels, empty cache": ("two_fft_devkernels", "empty"),
         "devkernels, full cache": ("two_fft_devkernels", "full"),
         "devkernels, image": ("two_fft_image", "full"),
+        "devkernels, full cache, no CuPy": ("two_fft_devkernels", "full", "bindings"),
+        "devkernels, image, no CuPy": ("two_fft_image", "full", "bindings"),
     },
     "spectral filter": {
         "cupy.fft": ("floor", "none"),
@@ -47,9 +49,14 @@ PROGRAMS = {
 }
 
 
-def run(child: str, cache: str, image: str) -> dict[str, object]:
+def run(child: str, cache: str, image: str, arrays: str = "cupy") -> dict[str, object]:
     """Run one child process; return what it measured, with `ms` for all of it."""
-    environment = os.environ | {"DEVKERNELS_CACHE_DIR": cache, "BENCH_IMAGE": image, "DEVKERNELS_QUIET": "1"}
+    environment = os.environ | {
+        "DEVKERNELS_CACHE_DIR": cache,
+        "BENCH_IMAGE": image,
+        "DEVKERNELS_QUIET": "1",
+        "BENCH_ARRAYS": arrays,
+    }
     started = time.time()
     command = [sys.executable, str(HERE.parent / "_start_programs.py"), child]
     environment |= {"BENCH_STARTED": repr(started)}
@@ -66,6 +73,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5, help="processes with a full cache; half as many with none")
     parser.add_argument("--results", type=pathlib.Path)
     parser.add_argument("--commit", help="commit to write into the rows where there is no git")
+    parser.add_argument("--warm", action="store_true", help="leave out what compiles")
     parser.add_argument("--program", action="append", choices=list(PROGRAMS))
     options = parser.parse_args()
     from bench import harness
@@ -76,12 +84,14 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             image = f"{folder}/kernel.dkimage"
             run(PROGRAMS[program]["devkernels, empty cache"][0], f"{folder}/full", image)  # fills cache and page cache
-            for contender, (child, state) in PROGRAMS[program].items():
+            for contender, (child, state, *arrays) in PROGRAMS[program].items():
+                if options.warm and state != "full" and child != "floor":
+                    continue
                 repeats = options.repeats if state == "full" else max(options.repeats // 2, 1)
                 runs = []
                 for repeat in range(repeats):
                     place = "full" if state == "full" else f"empty-{len(rows)}-{repeat}"
-                    runs.append(run(child, f"{folder}/{place}", image))
+                    runs.append(run(child, f"{folder}/{place}", image, *arrays))
                 failed = next((one for one in runs if "failed" in one), None)
                 row = {"case": {"program": program}, "contender": contender, **surroundings, "processes": repeats}
                 if failed is not None:
