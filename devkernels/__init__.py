@@ -23,6 +23,7 @@ _PUBLIC = {
     "Target": "devkernels.target",
     "block_fft": "devkernels.engine.block_fft",
     "compile": "devkernels.compiler.kernel",
+    "correlate": "devkernels.kernels.fftconvolve",
     "cuda": "devkernels.lazy",
     "device_function": "devkernels.device.inline",
     "fft": "devkernels.device.fft",
@@ -31,6 +32,7 @@ _PUBLIC = {
     "load_image": "devkernels.launch",
     "make_fftconvolve": "devkernels.kernels.fftconvolve",
     "make_spectral_filter": "devkernels.kernels.spectral_filter",
+    "oaconvolve": "devkernels.kernels.fftconvolve",
     "spectral_filter": "devkernels.kernels.spectral_filter",
 }
 
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
     from devkernels.device.inline import device_function
     from devkernels.engine.block_fft import block_fft
     from devkernels.errors import DevkernelsError
-    from devkernels.kernels.fftconvolve import fftconvolve, make_fftconvolve
+    from devkernels.kernels.fftconvolve import correlate, fftconvolve, make_fftconvolve, oaconvolve
     from devkernels.kernels.spectral_filter import make_spectral_filter, spectral_filter
     from devkernels.launch import Launcher, kernel, load_image
     from devkernels.lazy import cuda

@@ -154,7 +154,7 @@ def block_fft(
     The forward transform leaves the spectrum in the order in which its last stage computes it, the inverse takes it so:
     work on a spectrum seldom cares for its order, and each direction saves one exchange between threads.
 
-    In a kernel that runs with ``f.launch(rows=...)``, or a block of ``f.block_dim`` and ``f.shared_memory_size`` bytes::
+    In a kernel that runs with ``f.launch(rows=...)``, or a block ``f.block_dim`` and ``f.shared_memory_size`` bytes::
 
         data = cuda.local.array(f.elements_per_thread, f.dtype)
         shared = cuda.shared.array(0, f.dtype)

@@ -116,8 +116,8 @@ def _segment_size(taps: int, needed: int, precision: str) -> int | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan_rows(mode: str, length: int, taps: int, dtype: str, pairs: bool = True) -> RowPlan:
-    """Decide.
+def plan_rows(mode: str, length: int, taps: int, dtype: str, method: str | None = None) -> RowPlan:
+    """Decide which kernel convolves rows of `length` samples with filters of `taps`.
 
     Parameters
     ----------
@@ -127,6 +127,8 @@ def plan_rows(mode: str, length: int, taps: int, dtype: str, pairs: bool = True)
         Samples of a row and of its filter.
     dtype : str
         Of the rows.
+    method : {"overlap"}, optional
+        Overlap-save also where one transform holds the row.
     """
     if max(length, taps) > _LONGEST:
         raise UnsupportedSizeError(f"Rows of {max(length, taps)} samples are too long; the most is {_LONGEST}.")
@@ -137,7 +139,7 @@ def plan_rows(mode: str, length: int, taps: int, dtype: str, pairs: bool = True)
     if mode == "circular":
         if taps > length:
             raise SpecError(f"mode='circular' needs a filter no longer than the rows: {taps} > {length}.")
-        if length >= 2 and _has_plan(length, precision):
+        if method is None and length >= 2 and _has_plan(length, precision):
             return RowPlan("circular", length, **common)
         size = _segment_size(taps, samples, precision)
         if size is not None:
@@ -146,7 +148,7 @@ def plan_rows(mode: str, length: int, taps: int, dtype: str, pairs: bool = True)
         longest = max(length, taps)
         size = _size_at_least(longest, precision)
         overlap = _segment_size(taps, samples, precision)
-        if real and size is not None and (overlap is None or 4 * taps > length):
+        if real and size is not None and (overlap is None or (method is None and 4 * taps > length)):
             return RowPlan("linear", size, **common)
         if overlap is not None:
             return RowPlan("overlap", overlap, **common)

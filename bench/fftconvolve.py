@@ -1,0 +1,201 @@
+"""Convolution along rows: one fused kernel against what people use, and against a copy of the same bytes.
+
+in: cases. out: contenders for bench/harness.py. Works:
+
+- ``circular``: complex rows, one filter for all, its spectrum given; the floor is a copy of x. Peers as in
+  bench/spectral_filter.py, of which ``nvmath callback`` is the strongest.
+- ``causal``: real rows (batch, channels, length), one filter per channel, the first `length` samples of the linear
+  convolution; the filters' spectra given. Peer: torch's zero-padded rfft, product, irfft.
+- ``overlap``: long real rows with a short filter, "same". Peer: cupyx.scipy.signal.oaconvolve.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bench.harness import Contender, Setup
+from bench.report import Table
+from bench.spectral_filter import _cufft_plan, _idiom, _isnan_anywhere, _nvmath_callback
+
+TOTAL = 1 << 30  # bytes of x: far more than any L2
+SIZES = (64, 128, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
+DOUBLE = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+CAUSAL = ("64x768x256", "64x768x512", "64x768x1024", "64x768x2048", "64x768x4096", "16x768x8192", "16x256x16384")
+CASES = (
+    [{"work": "circular", "dtype": "complex64", "size": size} for size in SIZES]
+    + [{"work": "circular", "dtype": "complex128", "size": size} for size in DOUBLE]
+    + [{"work": "causal", "dtype": "float32", "shape": shape} for shape in CAUSAL]
+    + [{"work": "causal", "dtype": "float16", "shape": "64x768x1024"}]
+    + [{"work": "overlap", "dtype": "float32", "shape": "64x1048576", "taps": taps} for taps in (63, 511, 4095)]
+)
+_PEERS = {"nvmath callback": "nvmath callback", "cuFFT plan": "cuFFT plan", "CuPy idiom": "CuPy idiom"}
+TABLES = {
+    "circular": Table(
+        rows=("size",),
+        columns={"devkernels": "devkernels", **_PEERS},
+        where={"work": "circular", "dtype": "complex64"},
+        note="Circular convolution of complex64 rows, time as a multiple of a copy of the same bytes.",
+    ),
+    "double": Table(
+        rows=("size",),
+        columns={"devkernels": "devkernels", "cuFFT plan": "cuFFT plan", "CuPy idiom": "CuPy idiom"},
+        where={"work": "circular", "dtype": "complex128"},
+        note="The same for complex128.",
+    ),
+    "causal": Table(
+        rows=("shape", "dtype"),
+        columns={"devkernels": "devkernels", "torch": "torch rfft / irfft"},
+        where={"work": "causal"},
+        note="Causal convolution (batch, channels, length), a filter per channel, time in copies of the same bytes.",
+    ),
+    "overlap": Table(
+        rows=("shape", "taps"),
+        columns={"devkernels": "devkernels", "cupyx": "cupyx oaconvolve"},
+        where={"work": "overlap"},
+        note='Long float32 rows, mode "same", time as a multiple of a copy of the same bytes.',
+    ),
+}
+
+
+def set_up(case):
+    return {"circular": _circular, "causal": _causal, "overlap": _overlap}[case["work"]](case)
+
+
+def _refusing(name, reason):
+    def refuse():
+        raise reason
+
+    return Contender(name, refuse)
+
+
+def _describe(plan):
+    return {"plan": plan.describe().splitlines()[0], "max_registers": plan.fft.max_registers}
+
+
+def _circular(case):
+    import cupy as cp
+
+    import devkernels
+    from devkernels.tolerance import fft_bound, relative_error
+
+    size, dtype = case["size"], np.dtype(case["dtype"])
+    real = np.float32 if dtype == np.complex64 else np.float64
+    x = cp.random.default_rng().standard_normal((TOTAL // dtype.itemsize // size, 2 * size), dtype=real).view(dtype)
+    h = np.random.default_rng().standard_normal((2, size)).T.copy().view(np.complex128)[:, 0]
+    response = cp.asarray(np.fft.fft(h).astype(dtype))
+    scaled = response / real(size)
+    bound = fft_bound(dtype, size, transforms=2)
+    rows = np.unique(np.concatenate([[0, x.shape[0] - 1], np.random.default_rng().integers(x.shape[0], size=8)]))
+    contenders, closers = [], []
+
+    def add(name, make, **extra):
+        try:
+            run, get_result = make()
+        except Exception as error:  # noqa: BLE001 - any peer may be missing or refuse the size
+            contenders.append(_refusing(name, error))
+            return
+
+        def check():
+            result = get_result()
+            if _isnan_anywhere(result):
+                return float("nan")
+            want = np.fft.ifft(np.fft.fft(x[rows].get().astype(np.complex128)) * np.fft.fft(h))
+            return relative_error(result[rows].get(), want)
+
+        contenders.append(Contender(name, run, check, bound, extra=extra))
+
+    plan = devkernels.make_fftconvolve(size, size, dtype.name, "circular")
+
+    def ours():
+        y = cp.full_like(x, cp.nan)
+        spectra = plan.prepare(cp.asarray(h.astype(dtype)))
+        return lambda: plan(x, spectra=spectra, out=y), lambda: y
+
+    def callback():
+        run, get_result, close = _nvmath_callback(x, cp.full_like(x, cp.nan), scaled, size)
+        closers.append(close)
+        return run, get_result
+
+    add("devkernels", ours, **_describe(plan))
+    if dtype == np.complex64:
+        add("nvmath callback", callback)
+        add("cuFFT plan", lambda: _cufft_plan(x, cp.full_like(x, cp.nan), scaled, size))
+    add("CuPy idiom", lambda: _idiom(x, response, size))
+    return Setup(contenders, moved_bytes=2 * x.nbytes, close=lambda: [close() for close in closers])
+
+
+def _causal(case):
+    import torch
+
+    import devkernels
+    from devkernels.tolerance import fft_bound
+
+    batch, channels, length = map(int, case["shape"].split("x"))
+    dtype = getattr(torch, case["dtype"])
+    x = torch.randn(batch, channels, length, device="cuda").to(dtype)
+    h = torch.randn(channels, length, device="cuda").to(dtype)
+    plan = devkernels.make_fftconvolve(length, length, case["dtype"], "causal")
+    spectra, out = plan.prepare(h), torch.full_like(x, float("nan"))
+    few = [0, channels // 2, channels - 1]
+    h_f = torch.fft.rfft(h.float(), n=2 * length)
+    result = {}
+
+    def torch_way():
+        result["y"] = torch.fft.irfft(torch.fft.rfft(x.float(), n=2 * length) * h_f, n=2 * length)[..., :length]
+
+    def error(got):
+        if bool(torch.isnan(got).any()):
+            return float("nan")
+        rows, filters = x[:, few].double(), h[few].double()
+        want = torch.fft.irfft(torch.fft.rfft(rows, n=2 * length) * torch.fft.rfft(filters, n=2 * length), n=2 * length)
+        want = want[..., :length]
+        return float((got[:, few].double() - want).norm() / want.norm())
+
+    bound = fft_bound("float32", 2 * length, 2) + (2e-3 if case["dtype"] == "float16" else 0)
+    contenders = [
+        Contender("devkernels", lambda: plan(x, spectra=spectra, out=out), lambda: error(out), bound,
+                  extra=_describe(plan)),
+        Contender("torch", torch_way, lambda: error(result["y"]), bound, graph=False),
+    ]  # fmt: skip
+
+    def close():
+        result.clear()
+        torch.cuda.empty_cache()
+
+    return Setup(contenders, moved_bytes=2 * x.element_size() * x.numel(), close=close)
+
+
+def _overlap(case):
+    import cupy as cp
+    from cupyx.scipy import signal
+
+    import devkernels
+    from devkernels.tolerance import fft_bound, relative_error
+
+    rows, length = map(int, case["shape"].split("x"))
+    taps = case["taps"]
+    generator = cp.random.default_rng()
+    x = generator.standard_normal((rows, length), dtype=cp.float32)
+    h = generator.standard_normal((taps,), dtype=cp.float32)
+    plan = devkernels.make_fftconvolve(length, taps, "float32", "same", method="overlap")
+    spectra, out = plan.prepare(h), cp.full_like(x, cp.nan)
+    result = {}
+
+    def peer():
+        result["y"] = signal.oaconvolve(x, h[None], "same", axes=-1)
+
+    def error(got):
+        if bool(cp.isnan(got).any()):
+            return float("nan")
+        from scipy import signal as on_host
+
+        want = on_host.oaconvolve(x[-1].get().astype(np.float64), h.get().astype(np.float64), "same")
+        return relative_error(got[-1].get(), want)
+
+    bound = fft_bound("float32", 8192, 2)
+    contenders = [
+        Contender("devkernels", lambda: plan(x, spectra=spectra, out=out), lambda: error(out), bound,
+                  extra=_describe(plan)),
+        Contender("cupyx", peer, lambda: error(result["y"]), bound, graph=False),
+    ]  # fmt: skip
+    return Setup(contenders, moved_bytes=2 * x.nbytes, close=result.clear)

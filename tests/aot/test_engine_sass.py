@@ -1,0 +1,84 @@
+"""The engine's machine code: no spills, no narrow loads of complex data, no block barrier where a warp's will do."""
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+
+import numpy as np
+import pytest
+from cuda import pathfinder
+from numba import types
+
+from devkernels.engine.block_fft import block_fft
+from devkernels.kernels import convolve_rows
+
+INTEGER = types.int64
+
+
+def instructions(image, tmp_path):
+    """Count of each instruction of a kernel, with its modifiers."""
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(image.cubin)
+    tool = shutil.which("nvdisasm") or pathfinder.find_nvidia_binary_utility("nvdisasm")
+    assert tool, "the test extra installs nvdisasm"
+    text = subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_.]*)", text, re.MULTILINE)
+    return Counter(found)
+
+
+def total(counts, prefix):
+    return sum(n for name, n in counts.items() if name.startswith(prefix))
+
+
+def circular(size, precision="float32", **knobs):
+    fft = block_fft(size, precision, **knobs)
+    number = types.complex64 if precision == "float32" else types.complex128
+    kernel = convolve_rows.circular_kernel(fft, convolve_rows.Rows(str(number), "one", False))
+    image = kernel.compile(types.void(*[number[::1]] * 3, *[INTEGER] * 5), "sm_90")
+    return fft, image
+
+
+@pytest.mark.parametrize("size", [64, 256, 512, 768, 1024, 2048, 4096, 8192, 16384])
+def test_complex64_kernels(size, tmp_path):
+    fft, image = circular(size)
+    counts = instructions(image, tmp_path)
+    assert image.local_bytes == 0, counts
+    assert total(counts, "LDL") == total(counts, "STL") == 0
+    elements, exchanges = fft.elements_per_thread, len(fft.plan.exchanges)
+    assert counts["LDS.64"] == counts["STS.64"] == 2 * elements * exchanges
+    assert total(counts, "LDS") == counts["LDS.64"]
+    assert counts["STG.E.64"] == total(counts, "STG") == elements
+    assert counts["LDG.E.64"] >= 2 * elements  # rows and filter; twiddles come in 16 bytes at a time
+    assert counts["LDG.E"] == 0
+    blocks = [e.barrier for e in fft.plan.exchanges].count("block")
+    assert total(counts, "BAR") == 2 * blocks
+    assert blocks == (1 if fft.plan.threads > 32 else 0)
+    arithmetic = sum(total(counts, name) for name in ("FFMA", "FADD", "FMUL"))
+    assert arithmetic <= (fft.plan.operations() + 4.5) * elements  # and a multiplication by the filter
+    assert sum(counts.values()) - counts["NOP"] <= arithmetic + (4 * exchanges + 4) * elements + 150
+
+
+def test_complex128_kernel(tmp_path):
+    fft, image = circular(512, "float64")
+    counts = instructions(image, tmp_path)
+    assert image.local_bytes == 0
+    assert counts["LDS.128"] == counts["STS.128"] == 2 * fft.elements_per_thread * len(fft.plan.exchanges)
+    assert counts["STG.E.128"] == fft.elements_per_thread
+
+
+@pytest.mark.parametrize("size", [256, 1024, 4096])
+def test_real_causal_kernel(size, tmp_path):
+    fft = block_fft(size, frequency_offset=-0.25, real_input=True)
+    kernel = convolve_rows.linear_kernel(fft, convolve_rows.Rows("float32", "channels", False), True, False)
+    real, number = types.float32[::1], types.complex64[::1]
+    counts = instructions(kernel.compile(types.void(real, number, real, *[INTEGER] * 8), "sm_90"), tmp_path)
+    assert total(counts, "LDL") == total(counts, "STL") == 0
+    assert counts["STG.E"] == counts["LDG.E"] == fft.elements_per_thread
+    assert counts["LDS.64"] == total(counts, "LDS")
+
+
+def test_plan_without_twiddle_tables_has_one_stage():
+    fft, _ = circular(16)
+    assert fft.plan.radices == (16,)
+    assert np.array_equal(fft.spectrum_index, np.arange(16)[None])
