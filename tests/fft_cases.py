@@ -46,7 +46,8 @@ def rows_kernel(f):
             inside(thread_data)
             inside.store(thread_data, y, row)
 
-    return devkernels.kernel(transform_rows)
+    threads = int(np.prod(f.block_dim)) if f.spec.is_block else None
+    return devkernels.kernel(transform_rows, launch_bounds=threads)
 
 
 def launch_of(f, rows):

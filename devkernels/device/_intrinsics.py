@@ -22,24 +22,6 @@ def _data_pointer(context, builder, array_type, array):
 
 
 @intrinsic
-def row_pointer(typingctx, array, row):
-    """Pointer to ``array[row, 0]``; `row` is unsigned, the row stride is taken in bytes."""
-    if not isinstance(array, types.Array) or array.ndim < 2 or not isinstance(row, types.Integer):
-        return None
-
-    def codegen(context, builder, signature, arguments):
-        array_type = signature.args[0]
-        struct = context.make_array(array_type)(context, builder, arguments[0])
-        index = context.cast(builder, arguments[1], signature.args[1], types.uint64)
-        stride = cgutils.unpack_tuple(builder, struct.strides, array_type.ndim)[0]
-        base = builder.bitcast(struct.data, cgutils.voidptr_t)
-        moved = builder.gep(base, [builder.mul(index, stride)])
-        return builder.bitcast(moved, struct.data.type)
-
-    return types.CPointer(array.dtype)(array, row), codegen
-
-
-@intrinsic
 def data_pointer(typingctx, array):
     """Pointer to the first element of a local, shared or global array, in its own address space."""
     if not isinstance(array, types.Array):
@@ -49,6 +31,36 @@ def data_pointer(typingctx, array):
         return _data_pointer(context, builder, signature.args[0], arguments[0])
 
     return types.CPointer(array.dtype)(array), codegen
+
+
+@intrinsic
+def advance(typingctx, pointer, bytes_):
+    """Return `pointer` moved on by an unsigned number of bytes."""
+    if not isinstance(pointer, types.CPointer) or not isinstance(bytes_, types.Integer):
+        return None
+
+    def codegen(context, builder, signature, arguments):
+        distance = context.cast(builder, arguments[1], signature.args[1], types.uint64)
+        base = builder.bitcast(arguments[0], cgutils.voidptr_t)
+        return builder.bitcast(builder.gep(base, [distance], inbounds=True), arguments[0].type)
+
+    return pointer(pointer, bytes_), codegen
+
+
+@intrinsic
+def settled(typingctx, number):
+    """Return an unsigned 64-bit number through an empty instruction that LLVM does not look into.
+
+    LLVM sinks the arithmetic of an address into every conditional block that uses it, which the assembler then leaves
+    as branches; behind this the arithmetic is done once, and such a block is one access that the hardware predicates.
+    """
+
+    def codegen(context, builder, signature, arguments):
+        value = context.cast(builder, arguments[0], signature.args[0], types.uint64)
+        kind = ir.FunctionType(ir.IntType(64), [ir.IntType(64)])
+        return builder.asm(kind, "mov.b64 $0, $1;", "=l,l", [value], side_effect=False)
+
+    return types.uint64(number), codegen
 
 
 def make_load(word: types.Type, lanes: int, result: types.Type) -> Callable:

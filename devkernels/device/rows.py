@@ -2,7 +2,7 @@
 
 In: a `DeviceFFT`. Out: device functions that Numba inlines into the kernel. Each side of a transform is one of three
 kinds: complex values, reals (normal mode), or pairs of reals (folded mode); float16 moves two rows at once. A row's
-mask and its batch tail are one unsigned limit, so an element costs one comparison.
+mask and its batch tail are one unsigned count of elements left, so an element costs one comparison.
 """
 
 from __future__ import annotations
@@ -44,40 +44,57 @@ def make_row(fft):
 def _first(fft):
     """Return a function that gives the first position of a thread in its row."""
     if fft.spec.is_block:
-        return _inline(lambda: u32(cuda.threadIdx.x))
-    return _inline(lambda: u32(0))
+        return _inline(lambda: u64(cuda.threadIdx.x))
+    return _inline(lambda: u64(0))
 
 
-def _limit(elements: int):
-    """Number of elements of ``x[row]`` that take part: none outside the array, else at most `elements`."""
+def _left(elements: int):
+    """Return ``left(x, row, start)``: how many elements of ``x[row]`` take part from `start` on.
+
+    None outside the array; at most `elements` in all. Each element is then masked by one comparison with a constant.
+    """
     most = u32(elements)
 
     @_inline
-    def limit(x, row):
+    def left(x, row, start):
         length = u64(x.shape[1])
-        if u64(row) >= u64(x.shape[0]):
+        end = u32(length) if length < u64(most) else most
+        if u64(row) >= u64(x.shape[0]) or u32(start) >= end:
             return u32(0)
-        return u32(length) if length < u64(most) else most
+        return u32(end - u32(start))
 
-    return limit
+    return left
 
 
-@_intrinsics.intrinsic
-def _element_pointer(typingctx, array, row, column):
-    """Pointer to ``array[row, column]`` by both strides, for views whose last axis is not known to be contiguous."""
-    from numba.core import cgutils
+def _walk(element_bytes: int, strided: bool):
+    """Return ``(begin, at)``: the address of this thread's first element, and of the one `offset` elements on.
 
-    def codegen(context, builder, signature, arguments):
-        array_type = signature.args[0]
-        struct = context.make_array(array_type)(context, builder, arguments[0])
-        strides = cgutils.unpack_tuple(builder, struct.strides, array_type.ndim)
-        base = builder.bitcast(struct.data, cgutils.voidptr_t)
-        for position, stride in zip((1, 2), strides, strict=False):
-            index = context.cast(builder, arguments[position], signature.args[position], types.uint64)
-            base = builder.gep(base, [builder.mul(index, stride)])
-        return builder.bitcast(base, struct.data.type)
+    `begin` is computed once and before any condition, so that what stays inside one is an access at a constant
+    distance, which the hardware predicates. Arrays whose last axis may have gaps take the distance from their stride.
+    """
+    size = u64(element_bytes)
+    data_pointer, advance, settled = _intrinsics.data_pointer, _intrinsics.advance, _intrinsics.settled
+    if strided:
 
-    return types.CPointer(array.dtype)(array, row, column), codegen
+        @_inline
+        def begin(x, row, start):
+            step = u64(x.strides[1])
+            return advance(data_pointer(x), settled(u64(row) * u64(x.strides[0]) + start * step)), step
+    else:
+
+        @_inline
+        def begin(x, row, start):
+            return advance(data_pointer(x), settled(u64(row) * u64(x.strides[0]) + start * size)), size
+
+    @_inline
+    def at(pointer, step, offset):
+        return advance(pointer, u64(offset) * step)
+
+    @_inline
+    def at_constant(pointer, step, offset):
+        return advance(pointer, u64(offset) * size)
+
+    return begin, at if strided else at_constant
 
 
 def _geometry(fft, side: str) -> tuple[int, int, int]:
@@ -97,7 +114,7 @@ def make_load(fft, strided: bool):
     """Return ``load(x, row, thread_data)`` for the input side of `fft`."""
     kind = _kind(fft, "input")
     if fft.spec.precision == "float16":
-        return _load_halves(fft, kind)
+        return _load_halves(fft, kind, strided)
     return {"complex": _load_complex, "real": _load_real, "pair": _load_pairs}[kind](fft, strided)
 
 
@@ -105,7 +122,7 @@ def make_store(fft, strided: bool):
     """Return ``store(thread_data, y, row)`` for the output side of `fft`."""
     kind = _kind(fft, "output")
     if fft.spec.precision == "float16":
-        return _store_halves(fft, kind)
+        return _store_halves(fft, kind, strided)
     return {"complex": _store_complex, "real": _store_real, "pair": _store_pairs}[kind](fft, strided)
 
 
@@ -114,53 +131,40 @@ def make_store(fft, strided: bool):
 
 def _load_complex(fft, strided):
     slots, stride, length = _geometry(fft, "input")
-    value = _COMPLEX[fft.spec.precision]
+    value, number = _COMPLEX[fft.spec.precision], {"float32": np.complex64, "float64": np.complex128}
     read = _intrinsics.make_load(_REAL[fft.spec.precision], 2, value)
-    first, limit, zero = _first(fft), _limit(length), (np.complex64 if value == types.complex64 else np.complex128)(0)
-    row_pointer, element_pointer = _intrinsics.row_pointer, _element_pointer
+    first, left, zero = _first(fft), _left(length), number[fft.spec.precision](0)
+    begin, at = _walk(value.bitwidth // 8, strided)
 
     def load(x, row, thread_data):
-        end, start, base = limit(x, row), first(), row_pointer(x, row)
+        start = first()
+        rest = left(x, row, start)
+        pointer, step = begin(x, row, start)
         for i in range(slots):
-            k = u32(start + u32(i * stride))
-            if k < end:
-                thread_data[u64(i)] = read(base, k)
+            if u32(i * stride) < rest:
+                thread_data[u64(i)] = read(at(pointer, step, i * stride), u64(0))
             else:
                 thread_data[u64(i)] = zero
 
-    def load_strided(x, row, thread_data):
-        end, start = limit(x, row), first()
-        for i in range(slots):
-            k = u32(start + u32(i * stride))
-            if k < end:
-                thread_data[u64(i)] = read(element_pointer(x, row, k), u64(0))
-            else:
-                thread_data[u64(i)] = zero
-
-    return _inline(load_strided if strided else load)
+    return _inline(load)
 
 
 def _store_complex(fft, strided):
     slots, stride, length = _geometry(fft, "output")
-    write = _intrinsics.make_store(_REAL[fft.spec.precision], 2, _COMPLEX[fft.spec.precision])
-    first, limit = _first(fft), _limit(length)
-    row_pointer, element_pointer = _intrinsics.row_pointer, _element_pointer
+    value = _COMPLEX[fft.spec.precision]
+    write = _intrinsics.make_store(_REAL[fft.spec.precision], 2, value)
+    first, left = _first(fft), _left(length)
+    begin, at = _walk(value.bitwidth // 8, strided)
 
     def store(thread_data, y, row):
-        end, start, base = limit(y, row), first(), row_pointer(y, row)
+        start = first()
+        rest = left(y, row, start)
+        pointer, step = begin(y, row, start)
         for i in range(slots):
-            k = u32(start + u32(i * stride))
-            if k < end:
-                write(base, k, thread_data[u64(i)])
+            if u32(i * stride) < rest:
+                write(at(pointer, step, i * stride), u64(0), thread_data[u64(i)])
 
-    def store_strided(thread_data, y, row):
-        end, start = limit(y, row), first()
-        for i in range(slots):
-            k = u32(start + u32(i * stride))
-            if k < end:
-                write(element_pointer(y, row, k), u64(0), thread_data[u64(i)])
-
-    return _inline(store_strided if strided else store)
+    return _inline(store)
 
 
 # -- reals, one per slot: thread_data seen as an array of reals -------------------------------------------------
@@ -170,224 +174,184 @@ def _load_real(fft, strided):
     slots, stride, length = _geometry(fft, "input")
     real = _REAL[fft.spec.precision]
     read, put = _intrinsics.make_load(real, 1, real), _intrinsics.make_store(real, 1, real)
-    first, limit, zero = _first(fft), _limit(length), getattr(np, fft.spec.precision)(0)
-    data_pointer, element_pointer, row_pointer = _intrinsics.data_pointer, _element_pointer, _intrinsics.row_pointer
+    first, left, zero = _first(fft), _left(length), getattr(np, fft.spec.precision)(0)
+    data_pointer = _intrinsics.data_pointer
+    begin, at = _walk(real.bitwidth // 8, strided)
 
     def load(x, row, thread_data):
-        end, start, base, own = limit(x, row), first(), row_pointer(x, row), data_pointer(thread_data)
+        start, own = first(), data_pointer(thread_data)
+        rest = left(x, row, start)
+        pointer, step = begin(x, row, start)
         for i in range(slots):
-            k = u32(start + u32(i * stride))
-            put(own, u64(i), read(base, k) if k < end else zero)
+            put(own, u64(i), read(at(pointer, step, i * stride), u64(0)) if u32(i * stride) < rest else zero)
 
-    def load_strided(x, row, thread_data):
-        end, start, own = limit(x, row), first(), data_pointer(thread_data)
-        for i in range(slots):
-            k = u32(start + u32(i * stride))
-            put(own, u64(i), read(element_pointer(x, row, k), u64(0)) if k < end else zero)
-
-    return _inline(load_strided if strided else load)
+    return _inline(load)
 
 
 def _store_real(fft, strided):
     slots, stride, length = _geometry(fft, "output")
     real = _REAL[fft.spec.precision]
     get, write = _intrinsics.make_load(real, 1, real), _intrinsics.make_store(real, 1, real)
-    first, limit = _first(fft), _limit(length)
-    data_pointer, element_pointer, row_pointer = _intrinsics.data_pointer, _element_pointer, _intrinsics.row_pointer
+    first, left = _first(fft), _left(length)
+    data_pointer = _intrinsics.data_pointer
+    begin, at = _walk(real.bitwidth // 8, strided)
 
     def store(thread_data, y, row):
-        end, start, base, own = limit(y, row), first(), row_pointer(y, row), data_pointer(thread_data)
+        start, own = first(), data_pointer(thread_data)
+        rest = left(y, row, start)
+        pointer, step = begin(y, row, start)
         for i in range(slots):
-            k = u32(start + u32(i * stride))
-            if k < end:
-                write(base, k, get(own, u64(i)))
+            if u32(i * stride) < rest:
+                write(at(pointer, step, i * stride), u64(0), get(own, u64(i)))
 
-    def store_strided(thread_data, y, row):
-        end, start, own = limit(y, row), first(), data_pointer(thread_data)
-        for i in range(slots):
-            k = u32(start + u32(i * stride))
-            if k < end:
-                write(element_pointer(y, row, k), u64(0), get(own, u64(i)))
-
-    return _inline(store_strided if strided else store)
+    return _inline(store)
 
 
-# -- pairs of reals (folded mode): 8- or 16-byte accesses where the row starts on such an address ---------------------
+# -- pairs of reals (folded mode): wide accesses where a row without gaps starts on such an address --------------
 
 
 def _load_pairs(fft, strided):
     slots, stride, _ = _geometry(fft, "input")
     real, value = _REAL[fft.spec.precision], _COMPLEX[fft.spec.precision]
     read_pair, read = _intrinsics.make_load(real, 2, value), _intrinsics.make_load(real, 1, real)
-    first, limit, zero = _first(fft), _limit(fft.size), getattr(np, fft.spec.precision)(0)
-    row_pointer, element_pointer, misaligned = _intrinsics.row_pointer, _element_pointer, _intrinsics.misaligned
-    pair_bytes = 2 * real.bitwidth // 8
+    first, left, zero = _first(fft), _left(fft.size), getattr(np, fft.spec.precision)(0)
+    begin, at = _walk(real.bitwidth // 8, strided)
+    misaligned, pair_bytes = _intrinsics.misaligned, value.bitwidth // 8
 
     def load(x, row, thread_data):
-        end, start, base = limit(x, row), first(), row_pointer(x, row)
-        narrow = misaligned(base, pair_bytes)
+        start = u64(2) * first()
+        rest = left(x, row, start)
+        pointer, step = begin(x, row, start)
+        narrow = strided or misaligned(pointer, pair_bytes)
         for i in range(slots):
-            k = u32(u32(2) * u32(start + u32(i * stride)))
             a, b = zero, zero
-            if u32(k + u32(1)) < end:
-                if narrow:
-                    a, b = read(base, k), read(base, u32(k + u32(1)))
-                else:
-                    pair = read_pair(base, u32(k >> u32(1)))
-                    a, b = pair.real, pair.imag
-            elif k < end:
-                a = read(base, k)
+            if u32(2 * i * stride + 1) < rest and not narrow:
+                pair = read_pair(at(pointer, step, 2 * i * stride), u64(0))
+                a, b = pair.real, pair.imag
+            else:
+                if u32(2 * i * stride) < rest:
+                    a = read(at(pointer, step, 2 * i * stride), u64(0))
+                if u32(2 * i * stride + 1) < rest:
+                    b = read(at(pointer, step, 2 * i * stride + 1), u64(0))
             thread_data[u64(i)] = complex(a, b)
 
-    def load_strided(x, row, thread_data):
-        end, start = limit(x, row), first()
-        for i in range(slots):
-            k = u32(u32(2) * u32(start + u32(i * stride)))
-            a, b = zero, zero
-            if k < end:
-                a = read(element_pointer(x, row, k), u64(0))
-            if u32(k + u32(1)) < end:
-                b = read(element_pointer(x, row, u32(k + u32(1))), u64(0))
-            thread_data[u64(i)] = complex(a, b)
-
-    return _inline(load_strided if strided else load)
+    return _inline(load)
 
 
 def _store_pairs(fft, strided):
     slots, stride, _ = _geometry(fft, "output")
     real, value = _REAL[fft.spec.precision], _COMPLEX[fft.spec.precision]
     write_pair, write = _intrinsics.make_store(real, 2, value), _intrinsics.make_store(real, 1, real)
-    first, limit = _first(fft), _limit(fft.size)
-    row_pointer, element_pointer, misaligned = _intrinsics.row_pointer, _element_pointer, _intrinsics.misaligned
-    pair_bytes = 2 * real.bitwidth // 8
+    first, left = _first(fft), _left(fft.size)
+    begin, at = _walk(real.bitwidth // 8, strided)
+    misaligned, pair_bytes = _intrinsics.misaligned, value.bitwidth // 8
 
     def store(thread_data, y, row):
-        end, start, base = limit(y, row), first(), row_pointer(y, row)
-        narrow = misaligned(base, pair_bytes)
+        start = u64(2) * first()
+        rest = left(y, row, start)
+        pointer, step = begin(y, row, start)
+        narrow = strided or misaligned(pointer, pair_bytes)
         for i in range(slots):
-            k = u32(u32(2) * u32(start + u32(i * stride)))
             pair = thread_data[u64(i)]
-            if u32(k + u32(1)) < end and not narrow:
-                write_pair(base, u32(k >> u32(1)), pair)
+            if u32(2 * i * stride + 1) < rest and not narrow:
+                write_pair(at(pointer, step, 2 * i * stride), u64(0), pair)
             else:
-                if k < end:
-                    write(base, k, pair.real)
-                if u32(k + u32(1)) < end:
-                    write(base, u32(k + u32(1)), pair.imag)
+                if u32(2 * i * stride) < rest:
+                    write(at(pointer, step, 2 * i * stride), u64(0), pair.real)
+                if u32(2 * i * stride + 1) < rest:
+                    write(at(pointer, step, 2 * i * stride + 1), u64(0), pair.imag)
 
-    def store_strided(thread_data, y, row):
-        end, start = limit(y, row), first()
-        for i in range(slots):
-            k = u32(u32(2) * u32(start + u32(i * stride)))
-            pair = thread_data[u64(i)]
-            if k < end:
-                write(element_pointer(y, row, k), u64(0), pair.real)
-            if u32(k + u32(1)) < end:
-                write(element_pointer(y, row, u32(k + u32(1))), u64(0), pair.imag)
-
-    return _inline(store_strided if strided else store)
+    return _inline(store)
 
 
-# -- float16: rows r and r + 1 side by side ---------------------------------------------------------------------
+# -- float16: rows r and r + 1 side by side ----------------------------------------------------------------------
 #
 # A value of two rows is re, re, im, im (16 bits each, the lower row first); a real sample of two rows is 32 bits.
+# In memory a complex element of (rows, length, 2) is one aligned 32-bit word; samples of a real row move alone.
 
 
-def _half_access(kind: str):
-    """Return (read, write) of one element of one row: re in the low 16 bits, im (or the odd sample) above it."""
-    if kind == "complex":  # (rows, length, 2): an element is one aligned 32-bit word
-        word = types.uint32
-        read = _intrinsics.make_load(word, 1, word)
-        return read, _intrinsics.make_store(word, 1, word)
-    half = types.uint16  # samples of a real row lie anywhere, so each moves alone
-    get, put = _intrinsics.make_load(half, 1, half), _intrinsics.make_store(half, 1, half)
-    return get, put
+def _half_word(kind: str):
+    return types.uint32 if kind == "complex" else types.uint16
 
 
-def _load_halves(fft, kind):
+def _load_halves(fft, kind, strided):
     slots, stride, length = _geometry(fft, "input")
-    pair = kind == "pair"
-    read, _ = _half_access(kind)
+    pair, parts = kind == "pair", 2 if kind == "pair" else 1
+    word = _half_word(kind)
+    read = _intrinsics.make_load(word, 1, word)
     put32 = _intrinsics.make_store(types.uint32, 1, types.uint32)
     put64 = _intrinsics.make_store(types.uint64, 1, types.uint64)
-    first, limit = _first(fft), _limit(fft.size if pair else length)
-    row_pointer, data_pointer = _intrinsics.row_pointer, _intrinsics.data_pointer
+    first, left, data_pointer = _first(fft), _left(fft.size if pair else length), _intrinsics.data_pointer
+    begin, at = _walk(word.bitwidth // 8, strided)
 
     @_inline
-    def element(base, k, end):
-        return u64(read(base, k)) if k < end else u64(0)
+    def element(pointer, step, offset, rest):
+        return u64(read(at(pointer, step, offset), u64(0))) if u32(offset) < rest else u64(0)
 
     def load_real(x, row, thread_data):
-        start, own = first(), data_pointer(thread_data)
-        end0, end1 = limit(x, row), limit(x, u64(row) + u64(1))
-        base0, base1 = row_pointer(x, row), row_pointer(x, u64(row) + u64(1))
+        start, own, other = first(), data_pointer(thread_data), u64(row) + u64(1)
+        rest0, rest1 = left(x, row, start), left(x, other, start)
+        (p0, step), (p1, _) = begin(x, row, start), begin(x, other, start)
         for i in range(slots):
-            k = u32(start + u32(i * stride))
-            put32(own, u64(i), u32(element(base0, k, end0) | (element(base1, k, end1) << u64(16))))
+            bits = element(p0, step, i * stride, rest0) | (element(p1, step, i * stride, rest1) << u64(16))
+            put32(own, u64(i), u32(bits))
 
     def load_complex(x, row, thread_data):
-        start, own = first(), data_pointer(thread_data)
-        end0, end1 = limit(x, row), limit(x, u64(row) + u64(1))
-        base0, base1 = row_pointer(x, row), row_pointer(x, u64(row) + u64(1))
+        start, own, other = u64(parts) * first(), data_pointer(thread_data), u64(row) + u64(1)
+        rest0, rest1 = left(x, row, start), left(x, other, start)
+        (p0, step), (p1, _) = begin(x, row, start), begin(x, other, start)
         for i in range(slots):
-            k = u32(start + u32(i * stride))
+            k = parts * i * stride
+            a, b = element(p0, step, k, rest0), element(p1, step, k, rest1)
             if pair:
-                k = u32(u32(2) * k)
-                odd = u32(k + u32(1))
-                a = element(base0, k, end0) | (element(base0, odd, end0) << u64(16))
-                b = element(base1, k, end1) | (element(base1, odd, end1) << u64(16))
-            else:
-                a, b = element(base0, k, end0), element(base1, k, end1)
+                a |= element(p0, step, k + 1, rest0) << u64(16)
+                b |= element(p1, step, k + 1, rest1) << u64(16)
             low = (a & u64(0xFFFF)) | ((b & u64(0xFFFF)) << u64(16))
             put64(own, u64(i), low | (((a >> u64(16)) | ((b >> u64(16)) << u64(16))) << u64(32)))
 
     return _inline(load_real if kind == "real" else load_complex)
 
 
-def _store_halves(fft, kind):
+def _store_halves(fft, kind, strided):
     slots, stride, length = _geometry(fft, "output")
-    pair = kind == "pair"
-    _, write = _half_access(kind)
-    narrow = np.uint32 if kind == "complex" else np.uint16
-    mask = u64(0xFFFFFFFF if kind == "complex" else 0xFFFF)
+    pair, parts = kind == "pair", 2 if kind == "pair" else 1
+    word = _half_word(kind)
+    write = _intrinsics.make_store(word, 1, word)
+    narrow, mask = (np.uint32, u64(0xFFFFFFFF)) if kind == "complex" else (np.uint16, u64(0xFFFF))
     get32 = _intrinsics.make_load(types.uint32, 1, types.uint32)
     get64 = _intrinsics.make_load(types.uint64, 1, types.uint64)
-    first, limit = _first(fft), _limit(fft.size if pair else length)
-    row_pointer, data_pointer = _intrinsics.row_pointer, _intrinsics.data_pointer
+    first, left, data_pointer = _first(fft), _left(fft.size if pair else length), _intrinsics.data_pointer
+    begin, at = _walk(word.bitwidth // 8, strided)
 
     @_inline
-    def element(base, k, end, bits):
-        if k < end:
-            write(base, k, narrow(bits & mask))
+    def element(pointer, step, offset, rest, bits):
+        if u32(offset) < rest:
+            write(at(pointer, step, offset), u64(0), narrow(bits & mask))
 
     def store_real(thread_data, y, row):
-        start, own = first(), data_pointer(thread_data)
-        end0, end1 = limit(y, row), limit(y, u64(row) + u64(1))
-        base0, base1 = row_pointer(y, row), row_pointer(y, u64(row) + u64(1))
+        start, own, other = first(), data_pointer(thread_data), u64(row) + u64(1)
+        rest0, rest1 = left(y, row, start), left(y, other, start)
+        (p0, step), (p1, _) = begin(y, row, start), begin(y, other, start)
         for i in range(slots):
-            k = u32(start + u32(i * stride))
-            word = u64(get32(own, u64(i)))
-            element(base0, k, end0, word)
-            element(base1, k, end1, word >> u64(16))
+            bits = u64(get32(own, u64(i)))
+            element(p0, step, i * stride, rest0, bits)
+            element(p1, step, i * stride, rest1, bits >> u64(16))
 
     def store_complex(thread_data, y, row):
-        start, own = first(), data_pointer(thread_data)
-        end0, end1 = limit(y, row), limit(y, u64(row) + u64(1))
-        base0, base1 = row_pointer(y, row), row_pointer(y, u64(row) + u64(1))
+        start, own, other = u64(parts) * first(), data_pointer(thread_data), u64(row) + u64(1)
+        rest0, rest1 = left(y, row, start), left(y, other, start)
+        (p0, step), (p1, _) = begin(y, row, start), begin(y, other, start)
         for i in range(slots):
-            k = u32(start + u32(i * stride))
-            word = get64(own, u64(i))
+            k, bits = parts * i * stride, get64(own, u64(i))
             if pair:
-                k = u32(u32(2) * k)
-                odd = u32(k + u32(1))
-                element(base0, k, end0, word)
-                element(base1, k, end1, word >> u64(16))
-                element(base0, odd, end0, word >> u64(32))
-                element(base1, odd, end1, word >> u64(48))
+                element(p0, step, k, rest0, bits)
+                element(p1, step, k, rest1, bits >> u64(16))
+                element(p0, step, k + 1, rest0, bits >> u64(32))
+                element(p1, step, k + 1, rest1, bits >> u64(48))
             else:
-                re, im = word & u64(0xFFFFFFFF), word >> u64(32)
-                element(base0, k, end0, (re & u64(0xFFFF)) | ((im & u64(0xFFFF)) << u64(16)))
-                element(base1, k, end1, (re >> u64(16)) | ((im >> u64(16)) << u64(16)))
+                re, im = bits & u64(0xFFFFFFFF), bits >> u64(32)
+                element(p0, step, k, rest0, (re & u64(0xFFFF)) | ((im & u64(0xFFFF)) << u64(16)))
+                element(p1, step, k, rest1, (re >> u64(16)) | ((im >> u64(16)) << u64(16)))
 
     return _inline(store_real if kind == "real" else store_complex)
 

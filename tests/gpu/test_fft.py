@@ -10,7 +10,7 @@ from tests.fft_cases import check, make
 
 cupy = pytest.importorskip("cupy")
 
-SPREAD = [81, 96, 100, 125, 128, 169, 216, 256, 343, 512, 625, 1000, 1024, 1331, 1536, 2048, 2187, 4096, 6561, 8192,
+SPREAD = [81, 96, 100, 125, 128, 169, 216, 256, 343, 512, 625, 1000, 1024, 1331, 1728, 2048, 2187, 4096, 6561, 8192,
           10000, 16384]  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def test_masks(precision, fft_type, mode, in_length, out_length, rng):
 @pytest.mark.parametrize(("fft_type", "mode"), [("c2c", "normal"), ("r2c", "normal"), ("r2c", "folded")])
 def test_views_with_gaps(fft_type, mode, rng):
     f = make(64, "float32", fft_type, layout=None if fft_type == "c2c" else "natural", mode=mode)
-    for view in (lambda x: x[:, 5:69], lambda x: x[::2, 3:67], lambda x: x[:, ::3]):
+    for view in (lambda x: x[:, 5:69], lambda x: x[::-1, 3:67], lambda x: x[:, ::3]):
         error, bound = check(f, 9, rng, cupy, in_length=200, view=view)
         assert error < bound
 

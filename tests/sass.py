@@ -1,0 +1,46 @@
+"""Machine code of a kernel image as counts of instructions, read with nvdisasm (any machine; extra: test)."""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections import Counter
+
+
+def nvdisasm() -> str:
+    """Path of the disassembler: of the wheel that the test extra installs, else of a CUDA toolkit."""
+    nvidia = pathlib.Path(sysconfig.get_path("purelib")) / "nvidia"
+    for found in sorted(nvidia.glob("*/bin/nvdisasm")):
+        return str(found)
+    found = shutil.which("nvdisasm")
+    assert found, "nvdisasm is missing; install devkernels[test]"
+    return found
+
+
+class Sass:
+    """Instructions of one image, by full mnemonic."""
+
+    def __init__(self, image):
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(image.cubin)
+            file.flush()
+            command = [nvdisasm(), "--print-code", file.name]
+            self.text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        pattern = r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)"
+        self.counts = Counter(re.findall(pattern, self.text))
+        assert self.counts, "no instructions found"
+
+    def count(self, *prefixes: str) -> int:
+        """Instructions whose mnemonic starts with any of `prefixes`; NOP padding is not counted in `total`."""
+        return sum(number for name, number in self.counts.items() if name.startswith(prefixes))
+
+    @property
+    def total(self) -> int:
+        return sum(number for name, number in self.counts.items() if name != "NOP")
+
+    @property
+    def spills(self) -> int:
+        """Accesses to local memory."""
+        return self.count("LDL", "STL")
