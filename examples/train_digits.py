@@ -64,11 +64,12 @@ class Adam:
 
     def update(self, gradients) -> None:
         self.step += 1
-        rate = RATE * (1 - 0.999**self.step) ** 0.5 / (1 - 0.9**self.step)
+        rate, unbias = RATE / (1 - 0.9**self.step), 1 / (1 - 0.999**self.step)
         for p, g, m, s in zip(self.parameters, gradients, self.mean, self.square, strict=True):
             m += 0.1 * (g - m)
             s += 0.001 * (g * g - s)
-            p -= rate * m / (self.xp.sqrt(s) + 1e-8) + RATE * DECAY * p
+            p *= 1 - RATE * DECAY
+            p -= rate * m / (self.xp.sqrt(s * unbias) + 1e-8)
 
 
 class FusedNetwork:
