@@ -176,16 +176,16 @@ def _bindings_alone(ours, out):
     from nvmath.bindings import cublasLt
 
     lt, matmul = ours._prepared.lean, cublasLt.matmul
-    a, b, _ = ours._pointers
+    a, b = ours._lean._a, ours._lean._b
     ours.execute(out=out)
     size = 32 << 20 if lt.workspace_bytes else 0
     import cupy as cp
 
-    from devkernels.linear import _cublaslt
+    from devkernels.linear import _workspace
 
     space = 0
     if size:
-        space = _cublaslt._workspaces[(lt.arrays.name, lt.device)][cp.cuda.get_current_stream().ptr]
+        space = _workspace.spaces(lt.arrays, lt.device)[cp.cuda.get_current_stream().ptr]
     fixed = (lt._handle, lt._descriptor, ctypes.addressof(lt._alpha), b, lt._b, a, lt._a, ctypes.addressof(lt._beta), 0,
              lt._c, out.data.ptr, lt._d, ctypes.addressof(lt._algorithm), space, size,
              cp.cuda.get_current_stream().ptr)  # fmt: skip

@@ -1,7 +1,6 @@
 """One planned cuBLASLt product: descriptors, algorithm, workspace, and a `launch` that does nothing twice.
 
 in: a `MatmulSpec`, a device, what the pointers are aligned to, alpha and beta.  out: `LtMatmul.launch(pointers)`.
-The only importer of nvmath's bindings in this package.
 
 cuBLASLt is column-major. A row-major result (m, n) is the same memory as a column-major (n, m), so the transposed
 product ``b.T @ a.T`` is planned: what cuBLASLt calls A is the caller's `b`, its bias runs along the caller's columns.
@@ -14,14 +13,13 @@ import functools
 import threading
 import weakref
 
-from devkernels.errors import MissingDependencyError, ResourceError, SpecError
+from devkernels.errors import ResourceError, SpecError
+from devkernels.linear import _workspace
+from devkernels.linear._workspace import WORKSPACE_BYTES, bindings, library_version
 from devkernels.linear.arrays import Arrays
 from devkernels.linear.epilog import Epilog, gelu_aux_columns, relu_mask_bytes
 from devkernels.linear.spec import Layout, MatmulSpec, is_fp8
 
-# As much as torch reserves on Hopper. The size is fixed: CUDA graphs keep the address they were captured with.
-WORKSPACE_BYTES = 32 << 20
-_MAX_WORKSPACES = 64
 _DUMMY = 0x100  # the heuristic wants pointers to be set; only their alignment is looked at
 
 _COMPUTE = {"16f": 64, "32f": 68, "32f_pedantic": 69, "32f_fast_16f": 74, "32f_fast_16bf": 75, "32f_fast_tf32": 77,
@@ -40,60 +38,6 @@ _MAX_WORKSPACE, _ALIGN_A, _ALIGN_B, _ALIGN_C, _ALIGN_D = 1, 5, 6, 7, 8
 
 class NoAlgorithmError(SpecError):
     """The device and library have no kernel for a product with its epilog; nothing was launched."""
-
-
-@functools.cache
-def bindings():
-    """Import nvmath's bindings of cuBLASLt."""
-    try:
-        from nvmath.bindings import cublasLt
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"nvmath-python is needed for products on the GPU ({error}); pip install 'devkernels[cu12]' or [cu13]."
-        ) from error
-    return cublasLt
-
-
-@functools.cache
-def library_version() -> int:
-    """Version of the loaded cuBLASLt."""
-    return int(bindings().get_version())
-
-
-_handles: dict[int, int] = {}
-_handle_lock = threading.Lock()
-_workspaces: dict[tuple[str, int], dict[int, int]] = {}
-_workspace_memory: list[object] = []
-
-
-def _handle(arrays: Arrays, device: int) -> int:
-    with _handle_lock:
-        if device not in _handles:
-            with arrays.on(device):
-                _handles[device] = bindings().create()
-        return _handles[device]
-
-
-def _workspace(arrays: Arrays, device: int, stream: int) -> tuple[int, object]:
-    """Pointer of the workspace of a stream: products on two streams may overlap and must not share one."""
-    spaces = _workspaces.setdefault((arrays.name, device), {})
-    with _handle_lock:
-        if stream in spaces:
-            return spaces[stream], None
-        memory = arrays.empty((WORKSPACE_BYTES,), "uint8", device, stream or None)
-        pointer = arrays.pointer(memory)
-        if len(spaces) < _MAX_WORKSPACES:  # beyond that, memory of this one call; the pool is stream-ordered
-            spaces[stream] = pointer
-            _workspace_memory.append(memory)
-        return pointer, memory
-
-
-def release_workspaces() -> None:
-    """Give all workspaces back. CUDA graphs that were captured with them must not be replayed afterwards."""
-    with _handle_lock:
-        for spaces in _workspaces.values():
-            spaces.clear()
-        _workspace_memory.clear()
 
 
 def _set(setter, handle: int, attribute: int, value) -> None:
@@ -137,7 +81,7 @@ class LtMatmul:
         lt = bindings()
         self.spec, self.epilog, self.arrays, self.device, self.alignment = spec, epilog, arrays, device, alignment
         self._library_epilog = epilog.swapped()
-        self._handle = _handle(arrays, device)
+        self._handle = _workspace.handle(arrays, device)
         compute = _COMPUTE[spec.compute_type]
         complex_ = spec.dtype.startswith("complex")
         real, complex_type = (1, 5) if spec.accumulate == "float64" else (0, 4)
@@ -295,7 +239,7 @@ class LtMatmul:
         a_layout, b_layout, c_layout, d_layout = self._a, self._b, self._c, self._d
         size = WORKSPACE_BYTES if self.workspace_bytes else 0
         arrays, device = self.arrays, self.device
-        spaces = _workspaces.setdefault((arrays.name, device), {})
+        spaces = _workspace.spaces(arrays, device)
         lock = threading.Lock()
         last_bias = last_aux = _DUMMY
         keep = (self._owned, self._algorithm, self._alpha, self._beta, self.spec)
@@ -306,7 +250,7 @@ class LtMatmul:
             if size:
                 space = spaces.get(stream)
                 if space is None:
-                    space, memory = _workspace(arrays, device, stream)
+                    space, memory = _workspace.reserve(arrays, device, stream)
             with lock:
                 if bias and bias != last_bias:
                     slot.value = last_bias = bias

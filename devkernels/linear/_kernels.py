@@ -14,7 +14,7 @@ from pathlib import Path
 
 from devkernels import cache
 from devkernels.errors import CompileError, DevkernelsError
-from devkernels.linear import _cublaslt
+from devkernels.linear import _workspace
 from devkernels.linear.arrays import Arrays
 
 TYPES = {
@@ -124,7 +124,7 @@ class ActivationBackward:
         self._kernel = _function(arrays, device, number, vector, code)
         slabs = -(-columns // (_LANES * vector))
         blocks = min(-(-rows // (4 * _ROWS)), max(1, _FILL // slabs), _MAX_ROW_BLOCKS,
-                     max(1, _cublaslt.WORKSPACE_BYTES // (columns * sum_size)))  # fmt: skip
+                     max(1, _workspace.WORKSPACE_BYTES // (columns * sum_size)))  # fmt: skip
         if slabs > _MAX_SLABS:
             raise DevkernelsError(f"{columns} columns are more than the kernel takes ({_MAX_SLABS * _LANES * vector}).")
         per_block = -(-rows // blocks)
@@ -143,9 +143,9 @@ class ActivationBackward:
         """Run on pointers; `db` 0 leaves the sum out."""
         partial = counters = 0
         if db and self._grid[1] > 1:
-            partial = _cublaslt._workspaces.get((self._arrays.name, self._device), {}).get(stream)
+            partial = _workspace.spaces(self._arrays, self._device).get(stream)
             if partial is None:
-                partial, memory = _cublaslt._workspace(self._arrays, self._device, stream)
+                partial, memory = _workspace.reserve(self._arrays, self._device, stream)
                 del memory
             counters = _counter(self._arrays, self._device, stream)
         v = self._values

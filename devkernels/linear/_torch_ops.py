@@ -1,174 +1,16 @@
-"""What `devkernels.linear.torch` runs: planned products on raw tensors, the autograd functions, the operators.
+"""The autograd functions and the registered operators around the products of `_torch_run`.
 
-in: tensors without regard to autograd.  out: results, and what the backward pass needs.
+in: tensors.  out: tensors that autograd and torch.compile can follow.
 """
 
 from __future__ import annotations
-
-import functools
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from devkernels.errors import ArgumentError
-from devkernels.linear.activations import on_device
-from devkernels.linear.arrays import package
-from devkernels.linear.epilog import Epilog, gelu_aux_columns, relu_mask_bytes
-from devkernels.linear.matmul import Prepared, prepare
-from devkernels.linear.operands import analyse
-
-_ARRAYS = package("torch")
-_LIMIT = 512
-_entries: dict[tuple, _Entry] = {}
-_products: dict[tuple, _Entry] = {}
-_passes: dict[tuple, tuple | None] = {}
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or _ARRAYS.stream
-_float32 = torch.float32
-_precision = torch.get_float32_matmul_precision
-DEFAULT, BIAS, BGRADA = int(Epilog.DEFAULT), int(Epilog.BIAS), int(Epilog.BGRADA)
-
-
-class _Entry:
-    """A planned product with all that a call needs at hand. `lt` is None where more than one call is needed."""
-
-    __slots__ = ("copy", "index", "lt", "new_aux", "new_gradient", "new_out", "prepared", "shape")
-
-    def __init__(self, prepared: Prepared, shape: tuple[int, ...], copy: bool):
-        self.prepared, self.shape, self.copy = prepared, shape, copy
-        spec, self.index = prepared.spec, prepared.device
-        self.lt = prepared.lean
-        self.new_out = _ARRAYS.maker(shape, spec.out_dtype, prepared.device)
-        self.new_aux, self.new_gradient = prepared.new_aux, prepared.new_gradient
-
-
-def _keep(store: dict, key: tuple, entry):
-    while len(store) >= _LIMIT:
-        store.pop(next(iter(store)), None)
-    store[key] = entry
-    return entry
-
-
-def flatten(name: str, x: Tensor) -> Tensor:
-    """View (or, where there is no view, copy) of a tensor as (tokens, features)."""
-    if x.dim() == 0 or x.numel() == 0:
-        raise ArgumentError(f"{name} has shape {tuple(x.shape)}; at least one token of features is needed.")
-    if x.dim() == 2 and 1 in x.stride():
-        return x
-    return x.reshape(-1, x.shape[-1]).contiguous()
-
-
-def _plan_layer(x: Tensor, weight: Tensor, bias: Tensor | None, code: int, compute: str | None) -> _Entry:
-    flat = flatten("x", x)
-    if weight.dim() != 2 or flat.shape[-1] != weight.shape[1]:
-        raise ArgumentError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)}: their last axes must be equal.")
-    prepared = prepare(analyse(flat, weight.T, bias=bias, epilog=Epilog(code), compute_type=compute))
-    return _Entry(prepared, (*x.shape[:-1], prepared.spec.n), flat.data_ptr() != x.data_ptr())
-
-
-def run(x: Tensor, weight: Tensor, bias: Tensor | None, code: int) -> tuple[Tensor, Tensor | None]:
-    """``epilog(x @ weight.T + bias)`` and the raw mask, if the epilog (by number) makes one."""
-    dtype = x.dtype
-    compute = "32f_fast_tf32" if dtype is _float32 and _precision() != "highest" else None
-    x_pointer, w_pointer = x.data_ptr(), weight.data_ptr()
-    if bias is None:
-        b_pointer = 0
-        key = (code, x.shape, x.stride(), dtype, x.get_device(), weight.shape, weight.stride(), weight.dtype,
-               weight.get_device(), (x_pointer | w_pointer) & 255, compute)  # fmt: skip
-    else:
-        b_pointer = bias.data_ptr()
-        key = (code, x.shape, x.stride(), dtype, x.get_device(), weight.shape, weight.stride(), weight.dtype,
-               weight.get_device(), (x_pointer | w_pointer | b_pointer) & 255, compute, bias.shape, bias.stride(),
-               bias.dtype, bias.get_device())  # fmt: skip
-    entry = _entries.get(key)
-    if entry is None:
-        entry = _keep(_entries, key, _plan_layer(x, weight, bias, code, compute))
-    lt = entry.lt
-    if lt is None or entry.copy:
-        out, mask, _ = entry.prepared(flatten("x", x), weight.T, None, bias)
-        return out.reshape(entry.shape), None if mask is None else mask._buffer.data
-    out = entry.new_out()
-    if entry.new_aux is None:
-        lt.launch(x_pointer, w_pointer, 0, out.data_ptr(), b_pointer, 0, _raw_stream(entry.index))
-        return out, None
-    aux = entry.new_aux()
-    lt.launch(x_pointer, w_pointer, 0, out.data_ptr(), b_pointer, aux.data_ptr(), _raw_stream(entry.index))
-    return out, aux
-
-
-def product(code: int, a: Tensor, b: Tensor, aux: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """``epilog(a @ b)`` of two matrices, and its bias gradient; `aux` is the raw mask of a backward epilog."""
-    dtype = a.dtype
-    compute = "32f_fast_tf32" if dtype is _float32 and _precision() != "highest" else None
-    a_pointer, b_pointer = a.data_ptr(), b.data_ptr()
-    key = (code, a.shape, a.stride(), dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device(),
-           (a_pointer | b_pointer) & 255, compute)  # fmt: skip
-    entry = _products.get(key)
-    if entry is None:
-        prepared = prepare(analyse(a, b, epilog=Epilog(code), compute_type=compute))
-        entry = _keep(_products, key, _Entry(prepared, prepared.out_shape, False))
-    lt = entry.lt
-    if lt is None:
-        out, _, gradient = entry.prepared(a, b, None, None, aux)
-        return out, gradient
-    out, gradient, side = entry.new_out(), None, 0
-    if entry.new_gradient is not None:
-        gradient = entry.new_gradient()
-        side = gradient.data_ptr()
-    lt.launch(a_pointer, b_pointer, 0, out.data_ptr(), side, 0 if aux is None else aux.data_ptr(),
-              _raw_stream(entry.index))  # fmt: skip
-    return out, gradient
-
-
-@functools.cache
-def forward_code(activation: str | None, bias: bool, aux: bool) -> int:
-    """Number of the forward epilog."""
-    return int(Epilog.of(activation, bias=bias, aux=aux))
-
-
-def through_activation(activation: str, dy: Tensor, kept: Tensor, need_sum: bool) -> tuple[Tensor, Tensor | None]:
-    """Gradient before the activation, and its sum over the tokens where that comes along.
-
-    `dy` is (tokens, features); `kept` is the result for ReLU, the raw GELU aux for GELU.
-    """
-    if dy.is_cuda:
-        if not dy.is_contiguous():
-            dy = dy.contiguous()
-        rows, columns = dy.shape
-        index, d_pointer, k_pointer = dy.get_device(), dy.data_ptr(), kept.data_ptr()
-        key = (rows, columns, dy.dtype, kept.stride(0), activation, index, (d_pointer | k_pointer) & 15)
-        found = _passes.get(key, _passes)
-        if found is _passes:
-            found = on_device(_ARRAYS, index, str(dy.dtype)[6:], rows, columns, kept.stride(0), activation, key[-1])
-            _keep(_passes, key, found)
-        if found is not None and not _ARRAYS.several_devices():
-            kernel, new_dz, new_db = found
-            dz, db = new_dz(), new_db() if need_sum else None
-            kernel.launch(d_pointer, k_pointer, dz.data_ptr(), db.data_ptr() if need_sum else 0, _raw_stream(index))
-            return dz, db
-    if activation == "relu":
-        return torch.ops.aten.threshold_backward(dy, kept, 0), None
-    return torch.ops.aten.gelu_backward(dy, kept[:, : dy.shape[-1]], approximate="tanh"), None
-
-
-def backward(dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, activation: str | None,
-             needs: tuple[bool, bool, bool]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of input, weight and bias of one layer, those that are needed."""
-    dz = flatten("dy", dy)
-    dx = dw = db = None
-    if activation is not None:
-        dz, db = through_activation(activation, dz, kept.reshape(dz.shape) if activation == "relu" else kept, needs[2])
-    if needs[0]:
-        dx = product(DEFAULT, dz, weight)[0]
-        if x.dim() != 2:
-            dx = dx.reshape(x.shape)
-    if needs[1]:
-        sums = needs[2] and db is None
-        dw, found = product(BGRADA if sums else DEFAULT, dz.T, flatten("x", x))
-        db = found if sums else db
-    elif needs[2] and db is None:
-        db = dz.sum(0)
-    return dx, dw, db
+from devkernels.linear._torch_run import backward, forward_code, mlp_backward, mlp_forward, run
+from devkernels.linear.epilog import gelu_aux_columns, relu_mask_bytes
 
 
 class LinearFunction(torch.autograd.Function):
@@ -188,36 +30,6 @@ class LinearFunction(torch.autograd.Function):
         """Two products, the second with the bias gradient as its epilog."""
         x, weight, kept = ctx.saved_tensors
         return (*backward(dy, x, weight, kept, ctx.activation, ctx.needs_input_grad[:3]), None)
-
-
-def mlp_forward(x: Tensor, weights, biases, activation: str) -> list[Tensor]:
-    """Result, then the inputs of all layers but the first, then the raw masks of all layers but the last."""
-    code = forward_code(activation, True, True)
-    inputs, masks = [], []
-    for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
-        x, mask = run(x, weight, bias, code)
-        inputs.append(x)
-        masks.append(mask)
-    y, _ = run(x, weights[-1], biases[-1], BIAS)
-    return [y, *inputs, *masks]
-
-
-def mlp_backward(dy: Tensor, x: Tensor, weights, kept, activation: str) -> list[Tensor]:
-    """Gradient of the input, of all weights, and of all biases."""
-    layers = len(weights)
-    inputs, masks = [x, *kept[: layers - 1]], kept[layers - 1 :]
-    below = int(Epilog.DRELU_BGRAD if activation == "relu" else Epilog.DGELU_BGRAD)
-    dz, known = flatten("dy", dy), None
-    weight_gradients, bias_gradients = [], []
-    for index in range(layers - 1, -1, -1):
-        dw, db = product(BGRADA if known is None else DEFAULT, dz.T, flatten("x", inputs[index]))
-        weight_gradients.append(dw)
-        bias_gradients.append(db if known is None else known)
-        if index:
-            dz, known = product(below, dz, weights[index], masks[index - 1])
-        else:
-            dz, known = product(DEFAULT, dz, weights[0])
-    return [dz.reshape(x.shape), *weight_gradients[::-1], *bias_gradients[::-1]]
 
 
 class MlpFunction(torch.autograd.Function):

@@ -6,12 +6,11 @@ cycle of nvmath's Matmul, with row-major meaning.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
-from devkernels.linear import tuned
-from devkernels.linear.arrays import CPU, arrays_of, package, stream_pointer
+from devkernels.linear import lean, tuned
+from devkernels.linear.arrays import CPU, arrays_of, package
 from devkernels.linear.epilog import Epilog
 from devkernels.linear.masks import Lifetime, Mask
 from devkernels.linear.matmul import Prepared, prepare
@@ -20,11 +19,6 @@ from devkernels.linear.spec import MatmulSpec
 
 _EPILOG_INPUTS = ("bias", "relu_aux", "gelu_aux")
 _UNCHANGED = object()
-
-
-def _batch_steps(batch: tuple[int, ...]) -> list[int]:
-    """Strides of the batch axes of a C-ordered array, in matrices."""
-    return [math.prod(batch[i + 1 :]) for i in range(len(batch))]
 
 
 class FusedMatmul:
@@ -62,7 +56,7 @@ class FusedMatmul:
                  device: int = 0):  # fmt: skip
         self._lifetime = Lifetime()
         self._prepared: Prepared | None = None
-        self._launch = None
+        self._lean: lean.LeanCall | None = None
         self._alpha, self._beta = alpha, beta
         self._allow_unfused = allow_unfused
         self._spec_only: MatmulSpec | None = None
@@ -166,26 +160,12 @@ class FusedMatmul:
     def _bind(self) -> None:
         """Note the pointers of the operands, so that a call need not ask for them."""
         prepared = self._prepared
-        self._launch = None
-        spec = prepared.spec
+        self._lean = None
         if self._a is None:
             return
-        lean = (prepared.lean is not None and prepared.mask_class is None
-                and prepared.gradient is None and self._epilog.aux_input is None)  # fmt: skip
-        if lean:
-            pointer = self._arrays.pointer
+        if lean.possible(prepared) and self._epilog.aux_input is None:
             bias = self._inputs.get("bias") if self._epilog.has_bias else None
-            self._pointers = (pointer(self._a), pointer(self._b), 0 if self._c is None else pointer(self._c))
-            self._bias_pointer = 0 if bias is None else pointer(bias)
-            self._stream = prepared.stream
-            self._make = prepared.new_out
-            self._pointer = pointer
-            self._kind = type(self._a)
-            size = self._a.itemsize
-            lead = (spec.m * spec.n * size * step for step in _batch_steps(spec.batch))
-            self._out_strides = (*lead, spec.n * size, size)
-            self._launch = prepared.lean.launch
-            self._out_dtype_object = self._arrays.dtype(spec.out_dtype)
+            self._lean = lean.LeanCall(prepared, self._a, self._b, self._c, bias)
 
     # ------------------------------------------------------------ using
 
@@ -207,40 +187,12 @@ class FusedMatmul:
             With auxiliary outputs by nvmath's names: ``relu_aux``, ``gelu_aux``, ``drelu_bgrad``, ``dgelu_bgrad``,
             ``bgrada``, ``bgradb``.
         """
-        launch = self._launch
-        if launch is not None:
-            device = self._device
-            if out is None:
-                if stream is None:
-                    out = self._make()
-                else:
-                    spec = self._prepared.spec
-                    out = self._arrays.empty(spec.out_shape, spec.out_dtype, device, stream_pointer(stream))
-                target = self._pointer(out)
-            else:
-                target = self._fits(out)
-            if target:
-                a, b, c = self._pointers
-                launch(a, b, c, target, self._bias_pointer, 0,
-                       self._stream(device) if stream is None else stream_pointer(stream))  # fmt: skip
-                return out
+        call = self._lean
+        if call is not None:
+            result = call(out, stream)
+            if result is not None:
+                return result
         return self._execute_fully(out, aux, stream)
-
-    def _fits(self, out) -> int:
-        """Pointer of `out` if it is just what is planned for (contiguous, aligned), else 0."""
-        if type(out) is not self._kind or out.shape != self._prepared.out_shape or out.dtype != self._out_dtype_object:
-            return 0
-        name = self._arrays.name
-        if name == "cupy":
-            data = out.data
-            pointer = data.ptr
-            same = out.strides == self._out_strides and data.device_id == self._device
-        elif name == "torch":
-            pointer = out.data_ptr()
-            same = out.is_contiguous() and out.get_device() == self._device
-        else:
-            pointer, same = self._pointer(out), out.strides == self._out_strides
-        return pointer if same and not pointer & 255 else 0
 
     def _execute_fully(self, out, aux, stream):
         """Everything but the lean case: checks, masks, gradients, steps."""
@@ -360,7 +312,7 @@ class FusedMatmul:
     def free(self) -> None:
         """Let go of operands and plan. Masks that this object has made are void from now on."""
         self._lifetime.ended = "the FusedMatmul it belongs to was freed"
-        self._launch = self._prepared = None
+        self._lean = self._prepared = None
         self._a = self._b = self._c = None
         self._inputs = {}
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from devkernels.errors import ArgumentError, SpecError
 from devkernels.linear import _torch_ops as ops
+from devkernels.linear import _torch_run as raw
 from devkernels.linear.epilog import Epilog
-from devkernels.linear.layer import autotune as tune
+from devkernels.linear.tune_layer import autotune as tune
 
 __all__ = ["FusedLinear", "FusedMLP", "fused_linear"]
 
@@ -62,7 +63,7 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activati
         x, weight, bias = _autocast(x, weight, bias)
     if _grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
         return ops.LinearFunction.apply(x, weight, bias, activation)
-    return ops.run(x, weight, bias, ops.forward_code(activation, bias is not None, False))[0]
+    return raw.run(x, weight, bias, raw.forward_code(activation, bias is not None, False))[0]
 
 
 def _traced(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
@@ -132,7 +133,7 @@ class FusedLinear(nn.Module):
         with torch.no_grad():
             bias = None if self.bias is None else self.bias.detach()
             x, weight, bias = _autocast(x.detach(), self.weight.detach(), bias)
-            return tune(ops.flatten("x", x), weight, bias, self.activation, backward=backward, candidates=candidates)
+            return tune(raw.flatten("x", x), weight, bias, self.activation, backward=backward, candidates=candidates)
 
     def extra_repr(self) -> str:
         """Arguments, as nn.Linear shows them."""
@@ -187,6 +188,6 @@ class FusedMLP(nn.Module):
         if _grad_enabled() and (x.requires_grad or any(p.requires_grad for p in (*weights, *biases))):
             return ops.MlpFunction.apply(x, self.activation, len(weights), *weights, *biases)
         for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            code = ops.forward_code(None if index == len(weights) - 1 else self.activation, True, False)
-            x = ops.run(x, weight, bias, code)[0]
+            code = raw.forward_code(None if index == len(weights) - 1 else self.activation, True, False)
+            x = raw.run(x, weight, bias, code)[0]
         return x

@@ -11,7 +11,8 @@ import statistics
 from collections.abc import Callable
 
 from devkernels import cache
-from devkernels.linear._cublaslt import LtMatmul, library_version
+from devkernels.linear import _workspace
+from devkernels.linear._cublaslt import LtMatmul
 
 _KIND = "autotune"
 _ALGORITHM_BYTES = 64
@@ -20,7 +21,7 @@ _ALGORITHM_BYTES = 64
 def key(lt: LtMatmul) -> str:
     """Digest of all that the choice depends on: spec, epilog, alignment, GPU, library version."""
     gpu = lt.arrays.device_name(lt.device)
-    return cache.digest(repr(lt.spec), lt.epilog.name, lt.alignment, gpu, library_version())
+    return cache.digest(repr(lt.spec), lt.epilog.name, lt.alignment, gpu, _workspace.library_version())
 
 
 def choose(lt: LtMatmul) -> None:

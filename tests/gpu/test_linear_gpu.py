@@ -243,7 +243,7 @@ def test_lean_execute_and_reset(gpu, rng, dtype):
     a, b, bias = (make(gpu, rng, s, dtype) for s in ((m, k), (k, n), (n,)))
     with FusedMatmul(a, b, epilog="GELU_BIAS", bias=bias, compute_type="32f") as mm:
         mm.plan()
-        assert mm._launch is not None
+        assert mm._lean is not None
         for _ in range(3):
             a, bias = make(gpu, rng, (m, k), dtype), make(gpu, rng, (n,), dtype)
             mm.reset_operands(a, bias=bias)

@@ -167,20 +167,20 @@ def test_weights_replaced_between_calls():
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("dtype", list(ROUND))
 def test_pass_through_an_activation(activation, dtype):
-    from devkernels.linear import _torch_ops as ops
+    from devkernels.linear import _torch_run as raw
 
     for rows, columns in [(1, 1), (5, 7), (64, 136), (257, 1000), (2048, 512), (3, 4096), (40000, 24)]:
         dy = torch.randn(rows, columns, device="cuda", dtype=dtype)
         x = torch.randn(rows, columns + (-columns) % 8, device="cuda", dtype=dtype)
         kept = torch.relu(x[:, :columns]).contiguous() if activation == "relu" else x
-        dz, db = ops.through_activation(activation, dy, kept, True)
+        dz, db = raw.through_activation(activation, dy, kept, True)
         wide = x[:, :columns].double().requires_grad_()
         ACTIVATIONS[activation](wide).backward(dy.double())
         close(dz, wide.grad, 2 * ROUND[dtype])
         assert db is not None
         limit = 4 * ROUND[dtype] * torch.linalg.vector_norm(dz.double().abs().sum(0))
         assert torch.linalg.vector_norm(db.double() - dz.double().sum(0)) <= limit
-        again = ops.through_activation(activation, dy, kept, True)
+        again = raw.through_activation(activation, dy, kept, True)
         assert torch.equal(again[0], dz)
         assert torch.equal(again[1], db)  # blocks are added in one order, whichever is last
-        assert ops.through_activation(activation, dy, kept, False)[1] is None
+        assert raw.through_activation(activation, dy, kept, False)[1] is None

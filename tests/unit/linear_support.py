@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from devkernels.linear import _cublaslt, arrays, matmul, plan
+from devkernels.linear import _cublaslt, _workspace, arrays, matmul, plan
 from tests.unit.fake_cublaslt import FakeCublasLt
 
 SCALE = np.sqrt(2 / np.pi)
@@ -50,23 +50,24 @@ class FakeDevice(arrays.NumpyArrays):
 def enter_world(monkeypatch, tmp_path, kind, **options):
     """Start afresh; with kind "lt", products of NumPy arrays go through descriptors and a cuBLASLt on the CPU."""
     monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
-    for store in (matmul._calls, plan._plans, _cublaslt._handles, _cublaslt._workspaces):
+    for store in (matmul._calls, plan._plans, _workspace._handles, _workspace._workspaces):
         monkeypatch.setattr(*_owner(store), type(store)())
-    monkeypatch.setattr(_cublaslt, "_workspace_memory", [])
+    monkeypatch.setattr(_workspace, "_workspace_memory", [])
     from devkernels import cache
 
     cache.forget()
     if kind == "numpy":
         return None
     fake = FakeCublasLt(**options)
-    monkeypatch.setattr(_cublaslt, "bindings", lambda: fake)
-    monkeypatch.setattr(_cublaslt, "library_version", lambda: 130000)
+    for module in (_workspace, _cublaslt):
+        monkeypatch.setattr(module, "bindings", lambda: fake)
+        monkeypatch.setattr(module, "library_version", lambda: 130000)
     monkeypatch.setitem(arrays._by_type, np.ndarray, FakeDevice())
     return fake
 
 
 def _owner(store):
-    for module in (matmul, plan, _cublaslt):
+    for module in (matmul, plan, _workspace):
         for name, value in vars(module).items():
             if value is store:
                 return module, name
