@@ -87,7 +87,8 @@ class LtMatmul:
         real, complex_type = (1, 5) if spec.accumulate == "float64" else (0, 4)
         scale_type = 2 if spec.compute_type == "16f" else complex_type if complex_ else real
         self._alpha, self._beta = _scalar(alpha, scale_type), _scalar(beta, scale_type)
-        self._slot = ctypes.c_int64(_DUMMY)
+        # What the descriptor holds, and who may write it: shared by every `launch` that `use` makes.
+        self._slot, self._lock, self._held = ctypes.c_int64(_DUMMY), threading.Lock(), [_DUMMY, _DUMMY]
         self._descriptor = lt.matmul_desc_create(compute, scale_type)
         self._owned = _Descriptors(self._descriptor)
         layouts = self._owned.layouts
@@ -240,23 +241,21 @@ class LtMatmul:
         size = WORKSPACE_BYTES if self.workspace_bytes else 0
         arrays, device = self.arrays, self.device
         spaces = _workspace.spaces(arrays, device)
-        lock = threading.Lock()
-        last_bias = last_aux = _DUMMY
+        lock, held = self._lock, self._held
         keep = (self._owned, self._algorithm, self._alpha, self._beta, self.spec)
 
         def launch(a, b, c, out, bias, aux, stream):
-            nonlocal last_bias, last_aux
             space = memory = None
             if size:
                 space = spaces.get(stream)
                 if space is None:
                     space, memory = _workspace.reserve(arrays, device, stream)
             with lock:
-                if bias and bias != last_bias:
-                    slot.value = last_bias = bias
+                if bias and bias != held[0]:
+                    slot.value = held[0] = bias
                     set_attribute(descriptor, _BIAS_POINTER, slot_address, 8)
-                if aux and aux != last_aux:
-                    slot.value = last_aux = aux
+                if aux and aux != held[1]:
+                    slot.value = held[1] = aux
                     set_attribute(descriptor, _AUX_POINTER, slot_address, 8)
                 try:
                     matmul(handle, descriptor, alpha, b, b_layout, a, a_layout, beta, c, c_layout, out, d_layout,

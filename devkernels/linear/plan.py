@@ -6,6 +6,7 @@ in: a `MatmulSpec`, the package and device of the arrays, alignment, alpha and b
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 
@@ -110,6 +111,7 @@ class DevicePlan(Plan):
     def __init__(self, spec, arrays, device, alignment, alpha, beta):
         super().__init__(spec, arrays, device)
         self.alpha, self.beta = alpha, beta
+        self._scales_lock = threading.Lock()  # the pointers of scales lie in the descriptor
         epilog = spec.epilog
         self.rows_bias = spec.bias_axis == "rows"
         if self.rows_bias:
@@ -136,7 +138,8 @@ class DevicePlan(Plan):
     def run(self, a, b, c, bias, aux, gradient, out, stream, scales=(None, None, None)):
         """See `Plan.run`."""
         arrays, lt, pointer = self.arrays, self.lt, self.arrays.pointer
-        with arrays.on(self.device), arrays.on_stream(stream or None, self.device):
+        one_by_one = self._scales_lock if any(self.spec.scaled) else contextlib.nullcontext()
+        with one_by_one, arrays.on(self.device), arrays.on_stream(stream or None, self.device):
             if self.preset:
                 value = bias if self.beta == 0 else self.beta * c + bias
                 _store(out, value)

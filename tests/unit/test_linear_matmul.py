@@ -331,6 +331,18 @@ def test_autotuned_choice_is_kept_on_disk(lt, rng):
     assert cache.counts("autotune")["disk_hits"] >= 1
 
 
+def test_objects_on_one_plan_do_not_disturb_each_other(lt, rng):
+    """Tuning makes a new launch function; it and the old one write to the same descriptor."""
+    a, b = make(rng, (4, 8), "float32"), make(rng, (8, 8), "float32")
+    first, second = make(rng, (8,), "float32"), make(rng, (8,), "float32")
+    one = FusedMatmul(a, b, epilog="BIAS", bias=first).plan()
+    two = FusedMatmul(a, b, epilog="BIAS", bias=second).plan()
+    two.autotune(candidates=2)
+    for _ in range(2):
+        assert relative_error(one.execute(), a.astype(float) @ b + first) <= 1e-5
+        assert relative_error(two.execute(), a.astype(float) @ b + second) <= 1e-5
+
+
 def test_spec_is_a_value():
     one = MatmulSpec(4, 5, 6, "float32", epilog="relu_bias")
     assert one == MatmulSpec(4, 5, 6, "float32", epilog=Epilog.RELU_BIAS, out=Layout(5))
