@@ -12,6 +12,17 @@ from torch.autograd.function import once_differentiable
 from devkernels.linear._torch_run import backward, forward_code, mlp_backward, mlp_forward, run
 from devkernels.linear.epilog import gelu_aux_columns, relu_mask_bytes
 
+_grad_enabled = torch.is_grad_enabled
+
+
+def _linear_backward(ctx, dy):
+    x, weight, kept = ctx.saved_tensors
+    dx, dw, db = backward(dy, x, weight, kept, ctx.activation, ctx.needs_input_grad)
+    return dx, dw, db, None
+
+
+_linear_backward_once = once_differentiable(_linear_backward)
+
 
 class LinearFunction(torch.autograd.Function):
     """`fused_linear` with its gradients."""
@@ -25,11 +36,11 @@ class LinearFunction(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy):
-        """Two products, the second with the bias gradient as its epilog."""
-        x, weight, kept = ctx.saved_tensors
-        return (*backward(dy, x, weight, kept, ctx.activation, ctx.needs_input_grad[:3]), None)
+        """One pass through the activation and two products."""
+        if _grad_enabled():  # create_graph=True: the result must refuse to be differentiated again
+            return _linear_backward_once(ctx, dy)
+        return _linear_backward(ctx, dy)
 
 
 class MlpFunction(torch.autograd.Function):

@@ -13,15 +13,13 @@ from torch import Tensor
 from devkernels.errors import ArgumentError
 from devkernels.linear.activations import on_device
 from devkernels.linear.arrays import package
+from devkernels.linear.bounded import Bounded
 from devkernels.linear.epilog import Epilog
 from devkernels.linear.matmul import Prepared, prepare
 from devkernels.linear.operands import analyse
 
 _ARRAYS = package("torch")
-_LIMIT = 512
-_entries: dict[tuple, _Entry] = {}
-_products: dict[tuple, _Entry] = {}
-_passes: dict[tuple, tuple | None] = {}
+_entries, _products, _passes = Bounded(512), Bounded(512), Bounded(256)  # signatures -> what is planned for them
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or _ARRAYS.stream
 _float32 = torch.float32
 _precision = torch.get_float32_matmul_precision
@@ -39,13 +37,6 @@ class _Entry:
         self.lt = prepared.lean
         self.new_out = _ARRAYS.maker(shape, spec.out_dtype, prepared.device)
         self.new_aux, self.new_gradient = prepared.new_aux, prepared.new_gradient
-
-
-def _keep(store: dict, key: tuple, entry):
-    while len(store) >= _LIMIT:
-        store.pop(next(iter(store)), None)
-    store[key] = entry
-    return entry
 
 
 def flatten(name: str, x: Tensor) -> Tensor:
@@ -81,7 +72,7 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, code: int) -> tuple[Tens
                bias.dtype, bias.get_device())  # fmt: skip
     entry = _entries.get(key)
     if entry is None:
-        entry = _keep(_entries, key, _plan_layer(x, weight, bias, code, compute))
+        entry = _entries.keep(key, _plan_layer(x, weight, bias, code, compute))
     lt = entry.lt
     if lt is None or entry.copy:
         out, mask, _ = entry.prepared(flatten("x", x), weight.T, None, bias)
@@ -105,7 +96,7 @@ def product(code: int, a: Tensor, b: Tensor, aux: Tensor | None = None) -> tuple
     entry = _products.get(key)
     if entry is None:
         prepared = prepare(analyse(a, b, epilog=Epilog(code), compute_type=compute))
-        entry = _keep(_products, key, _Entry(prepared, prepared.out_shape, False))
+        entry = _products.keep(key, _Entry(prepared, prepared.out_shape, False))
     lt = entry.lt
     if lt is None:
         out, _, gradient = entry.prepared(a, b, None, None, aux)
@@ -139,7 +130,7 @@ def through_activation(activation: str, dy: Tensor, kept: Tensor, need_sum: bool
         found = _passes.get(key, _passes)
         if found is _passes:
             found = on_device(_ARRAYS, index, str(dy.dtype)[6:], rows, columns, kept.stride(0), activation, key[-1])
-            _keep(_passes, key, found)
+            _passes.keep(key, found)
         if found is not None and not _ARRAYS.several_devices():
             kernel, new_dz, new_db = found
             dz, db = new_dz(), new_db() if need_sum else None
@@ -151,7 +142,7 @@ def through_activation(activation: str, dy: Tensor, kept: Tensor, need_sum: bool
 
 
 def backward(dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, activation: str | None,
-             needs: tuple[bool, bool, bool]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+             needs: tuple[bool, ...]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of input, weight and bias of one layer, those that are needed."""
     dz = flatten("dy", dy)
     dx = dw = db = None

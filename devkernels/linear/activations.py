@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from devkernels.linear import _kernels, elementwise
 from devkernels.linear.arrays import CPU, Arrays
+from devkernels.linear.bounded import Bounded
 
-_LIMIT = 256
-_prepared: dict[tuple, tuple] = {}
+_prepared: Bounded = Bounded(256)  # shape and what was kept -> (kernel, new_dz, new_db)
 
 
 def on_device(arrays: Arrays, device: int, dtype: str, rows: int, columns: int, kept_ld: int, kind: str, bits: int):
@@ -31,9 +31,7 @@ def on_device(arrays: Arrays, device: int, dtype: str, rows: int, columns: int, 
             return None
         kernel = _kernels.ActivationBackward(arrays, device, dtype, rows, columns, kept_ld, kind, aligned)
         found = kernel, arrays.maker((rows, columns), dtype, device), arrays.maker((columns,), dtype, device)
-        while len(_prepared) >= _LIMIT:
-            _prepared.pop(next(iter(_prepared)), None)
-        _prepared[key] = found
+        _prepared.keep(key, found)
     return found
 
 

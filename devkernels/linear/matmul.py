@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from devkernels.errors import ArgumentError
 from devkernels.linear.arrays import CPU, Arrays, arrays_of, stream_pointer
+from devkernels.linear.bounded import Bounded
 from devkernels.linear.epilog import Epilog
 from devkernels.linear.masks import MASKS, Lifetime, Mask
 from devkernels.linear.operands import (
@@ -21,8 +22,7 @@ from devkernels.linear.operands import (
 )
 from devkernels.linear.plan import Plan, plan_for
 
-_CALLS_LIMIT = 512
-_calls: dict[tuple, Prepared] = {}
+_calls: Bounded = Bounded(512)  # signature of a call -> Prepared
 _forever = Lifetime()  # masks of `fused_matmul` belong to no object that could be freed
 
 
@@ -194,9 +194,7 @@ def product(epilog: Epilog, a, b, *, bias=None, c=None, alpha=1.0, beta=None, ma
                            out_dtype=out_dtype, scaled=scaled)  # fmt: skip
         prepared = prepare(operands, alpha, beta, c is not None)
         if key is not None:
-            while len(_calls) >= _CALLS_LIMIT:
-                _calls.pop(next(iter(_calls)), None)
-            _calls[key] = prepared
+            _calls.keep(key, prepared)
     raw = None
     if mask is not None:
         raw = mask.data_for(epilog.aux_input, prepared.out_shape, prepared.spec.out_dtype, prepared.device, arrays)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from devkernels.linear import _cublaslt, _workspace, arrays, matmul, plan
+from devkernels.linear.bounded import Bounded
 from tests.unit.fake_cublaslt import FakeCublasLt
 
 SCALE = np.sqrt(2 / np.pi)
@@ -51,7 +52,7 @@ def enter_world(monkeypatch, tmp_path, kind, **options):
     """Start afresh; with kind "lt", products of NumPy arrays go through descriptors and a cuBLASLt on the CPU."""
     monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
     for store in (matmul._calls, plan._plans, _workspace._handles, _workspace._workspaces):
-        monkeypatch.setattr(*_owner(store), type(store)())
+        monkeypatch.setattr(*_owner(store), Bounded(store.limit) if isinstance(store, Bounded) else type(store)())
     monkeypatch.setattr(_workspace, "_workspace_memory", [])
     from devkernels import cache
 

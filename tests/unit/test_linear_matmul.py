@@ -232,9 +232,9 @@ def test_memory_stays_bounded_over_changing_shapes(lt, rng):
         fused_matmul(np.ones((m, 3), "f4"), np.ones((3, 2), "f4"))
     info = plan_cache_info()
     assert info["kept"] <= info["limit"]
-    assert len(matmul_module._calls) <= matmul_module._CALLS_LIMIT
+    assert len(matmul_module._calls) <= matmul_module._calls.limit
     alive = sum(1 for thing in lt.objects.values() if thing["kind"] == "desc")
-    assert alive <= plan_module.CACHE_LIMIT + matmul_module._CALLS_LIMIT
+    assert alive <= plan_module.CACHE_LIMIT + matmul_module._calls.limit
 
 
 def on_256_bytes(values):

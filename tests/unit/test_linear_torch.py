@@ -65,6 +65,14 @@ def test_gradcheck(activation):
     assert torch.autograd.gradcheck(lambda x, *p: mlp(x), (x, *mlp.parameters()))
 
 
+def test_differentiating_twice_is_refused():
+    layer = FusedLinear(3, 2, activation="gelu")
+    x = torch.randn(4, 3, requires_grad=True)
+    (dx,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice"):
+        dx.sum().backward()
+
+
 def test_only_the_gradients_that_are_needed():
     layer = FusedLinear(7, 5, activation="relu")
     x = torch.randn(4, 7)
