@@ -148,6 +148,7 @@ def block_fft(
     frequency_offset: float = 0.0,
     real_input: bool = False,
     rotated: bool = False,
+    columns: bool = False,
 ) -> BlockFFT:
     """Make device functions that transform rows with the threads of a block, for fused spectral kernels.
 
@@ -188,6 +189,9 @@ def block_fft(
         inverse holds the first `size` values of the linear convolution and the imaginary part the others.
     real_input : bool
         `forward` takes rows whose imaginary parts are zero, and ignores these.
+    columns : bool
+        For transforms along an axis that is not the last: threadIdx.x runs over the `ffts_per_block` transforms of the
+        block, which should be neighbours in memory, and threadIdx.y along the transform.
     rotated : bool
         Larger twiddle tables, fewer instructions.
 
@@ -224,10 +228,11 @@ def block_fft(
         elements_per_thread = elements_per_thread or index.common_elements(radices)
         rows = choose.rows_for(size, elements_per_thread, dtype.itemsize)
     rows = rows if ffts_per_block is None else whole_number(ffts_per_block, "ffts_per_block")
-    return _cached(radices, elements_per_thread, rows, dtype, float(frequency_offset), real_input, rotated, limit)
+    knobs = float(frequency_offset), real_input, rotated, limit, columns
+    return _cached(radices, elements_per_thread, rows, dtype, *knobs)
 
 
 @functools.lru_cache(maxsize=512)
-def _cached(radices, elements, rows, dtype, offset, real_input, rotated, limit) -> BlockFFT:
-    plan = make_plan(radices, elements, rows, dtype.itemsize)
+def _cached(radices, elements, rows, dtype, offset, real_input, rotated, limit, columns) -> BlockFFT:
+    plan = make_plan(radices, elements, rows, dtype.itemsize, columns)
     return BlockFFT(plan, dtype, offset, real_input, rotated, limit)

@@ -47,6 +47,7 @@ class BlockPlan:
     groups: tuple[int, ...]
     exchanges: tuple[Exchange, ...]
     row_words: int
+    columns: bool = False  # threadIdx.x runs over the rows of a block: for transforms along columns of memory
 
     @property
     def threads(self) -> int:
@@ -55,8 +56,8 @@ class BlockPlan:
 
     @property
     def block_dim(self) -> tuple[int, int, int]:
-        """Shape of the thread block: threads of a row, rows."""
-        return self.threads, self.rows, 1
+        """Shape of the thread block: threads of a row, rows; the other way round for columns."""
+        return (self.rows, self.threads, 1) if self.columns else (self.threads, self.rows, 1)
 
     @property
     def shared_bytes(self) -> int:
@@ -105,7 +106,8 @@ def bank_passes(addresses: np.ndarray, word_bytes: int) -> np.ndarray:
 class _Builder:
     """Search for one plan's groups and layouts."""
 
-    def __init__(self, radices, elements, rows, word_bytes):
+    def __init__(self, radices, elements, rows, word_bytes, columns=False):
+        self.columns = columns
         self.radices, self.elements, self.rows, self.word_bytes = radices, elements, rows, word_bytes
         self.size = index.prefix_products(radices)[-1]
         self.threads = self.size // elements
@@ -130,9 +132,11 @@ class _Builder:
     def passes(self, layouts, stage, group) -> np.ndarray:
         """Passes per access of this stage's exchange, for each layout; the same for every slot of a thread."""
         words = np.asarray(layouts) @ self.first_digits(stage, group)
-        rows = min(self.rows, max(1, -(-WARP // self.threads)))
+        rows = self.rows if self.columns else min(self.rows, max(1, -(-WARP // self.threads)))
         starts = np.array([self.row_words(self.words(strides)) for strides in layouts])
         words = words[:, None, :] + (np.arange(rows)[None, :] * starts[:, None])[:, :, None]
+        if self.columns:  # neighbouring lanes are neighbouring rows
+            words = words.transpose(0, 2, 1)
         return bank_passes(words.reshape(len(layouts), -1)[:, :256], self.word_bytes)
 
     def strides(self, pads) -> tuple[int, ...]:
@@ -146,6 +150,8 @@ class _Builder:
 
     def row_words(self, words: int) -> int:
         """Words between the rows of a block: shifted so that rows that share a half-warp use other banks."""
+        if self.columns:
+            return words + (max(1, self.lanes // self.rows) - words) % self.lanes
         if self.rows == 1 or self.threads >= self.lanes:
             return words
         return words + (self.threads - words) % self.lanes
@@ -158,8 +164,10 @@ class _Builder:
         return self.scope(owner[0], owner[1])
 
     def scope(self, before, after) -> str | None:
-        rows = np.arange(self.rows)[:, None] * self.threads
-        a, b = before[None, :] + rows, after[None, :] + rows
+        if self.columns:
+            a, b = (who[None, :] * self.rows + np.arange(self.rows)[:, None] for who in (before, after))
+        else:
+            a, b = (who[None, :] + np.arange(self.rows)[:, None] * self.threads for who in (before, after))
         if (a == b).all():
             return None
         return "warp" if (a // WARP == b // WARP).all() else "block"
@@ -248,7 +256,7 @@ class _Builder:
     def build(self) -> BlockPlan:
         common = (self.size, self.radices, self.elements, self.rows, self.word_bytes)
         if self.count == 1:
-            return BlockPlan(*common, (self.options[1][0],), (), 0)
+            return BlockPlan(*common, (self.options[1][0],), (), 0, self.columns)
         groups, layout = self.choose()
         row_words = self.row_words(max(self.words(strides) for strides in layout))
         exchanges = []
@@ -258,11 +266,13 @@ class _Builder:
                 reuse = self.reuse_scope(s, layout[s - 2], strides, groups[s - 1], row_words)
             cost = float(sum(self.passes([strides], e, groups[e - 1])[0] for e in (s, s + 1)) / 2)
             exchanges.append(Exchange(s, strides, self.position_scope(s, groups), reuse, cost))
-        return BlockPlan(*common, groups, tuple(exchanges), row_words)
+        return BlockPlan(*common, groups, tuple(exchanges), row_words, self.columns)
 
 
 @functools.lru_cache(maxsize=4096)
-def make_plan(radices: tuple[int, ...], elements: int, rows: int = 1, word_bytes: int = 8) -> BlockPlan:
+def make_plan(
+    radices: tuple[int, ...], elements: int, rows: int = 1, word_bytes: int = 8, columns: bool = False
+) -> BlockPlan:
     """Plan for given radices.
 
     Parameters
@@ -275,6 +285,8 @@ def make_plan(radices: tuple[int, ...], elements: int, rows: int = 1, word_bytes
         Rows per block.
     word_bytes : int
         8 for complex64, 16 for complex128.
+    columns : bool
+        The rows of a block are neighbouring columns of memory, and threadIdx.x runs over them.
     """
     if not radices or any(not 2 <= r <= 32 for r in radices):
         raise SpecError(f"Radices {radices} must be numbers from 2 to 32.")
@@ -283,4 +295,4 @@ def make_plan(radices: tuple[int, ...], elements: int, rows: int = 1, word_bytes
     size = index.prefix_products(radices)[-1]
     if size % elements:
         raise SpecError(f"{elements} elements per thread do not divide the length {size} of radices {radices}.")
-    return _Builder(tuple(radices), elements, rows, word_bytes).build()
+    return _Builder(tuple(radices), elements, rows, word_bytes, columns).build()

@@ -206,6 +206,8 @@ def _row():
 def bind(plan: BlockPlan, run: Callable, filtered: bool) -> Callable:
     """Give a composed transform the signature of kernels: ``f(data, shared)`` or ``f(data, factors, shared)``."""
     words, thread, row = _u(plan.row_words), inlined(_thread), inlined(_row)
+    if plan.columns:
+        thread, row = row, thread
 
     if filtered:
 

@@ -305,7 +305,7 @@ def make_fftconvolve(
 def fftconvolve(
     in1: Any, in2: Any, mode: str = "full", axes: Any = None, *, out: Any = None, stream: Any = None,
 ) -> Any:  # fmt: skip
-    """Convolve along the last axis, as ``scipy.signal.fftconvolve(in1, in2, mode, axes=-1)``, in one kernel.
+    """Convolve along the last axis, or the last two, as ``scipy.signal.fftconvolve(in1, in2, mode, axes)``.
 
     Parameters
     ----------
@@ -314,8 +314,8 @@ def fftconvolve(
         small kernel of its own; where it is used again, see `make_fftconvolve`.
     mode : {"full", "same", "valid", "circular", "causal"}
         See `make_fftconvolve`.
-    axes : int, optional
-        Only the last axis (-1 or None).
+    axes : int or tuple of two int, optional
+        The last axis (-1, also None), or the last two, (-2, -1): three kernels then.
     out : array, optional
         Result array, contiguous.
     stream : optional
@@ -366,16 +366,28 @@ def _convolve(in1: Any, in2: Any, mode: str, axes: Any, method: str | None, out:
     first, second = arrays.describe(in1, "in1"), arrays.describe(in2, "in2")
     if not first.shape or not second.shape:
         raise ArgumentError("both arrays need at least one axis.")
-    _check_axes(axes, len(first.shape))
+    count = _axes(axes, len(first.shape))
     if first.dtype != second.dtype:
         raise ArgumentTypeError(f"in1 has dtype {first.dtype} and in2 {second.dtype}; convert one of them.")
     if 0 in (first.shape[-1], second.shape[-1]):
         raise ArgumentError(f"in1 has shape {first.shape} and in2 {second.shape}: no samples to convolve.")
+    if count == 2:
+        from devkernels.kernels.fftconvolve2d import make_fftconvolve2d
+
+        if len(second.shape) < 2 or 0 in (*first.shape[-2:], *second.shape[-2:]):
+            raise ArgumentError(f"in1 has shape {first.shape} and in2 {second.shape}; both need two axes of samples.")
+        return make_fftconvolve2d(first.shape[-2:], second.shape[-2:], first.dtype, mode)(
+            in1, in2, out=out, stream=stream
+        )
     plan = make_fftconvolve(first.shape[-1], second.shape[-1], first.dtype, mode, method=method)
     return plan(in1, in2, out=out, stream=stream)
 
 
-def _check_axes(axes: Any, ndim: int) -> None:
-    given = (axes,) if isinstance(axes, int) else axes
-    if given is not None and (len(given) != 1 or given[0] not in (-1, ndim - 1)):
-        raise SpecError(f"axes={axes!r} is not supported: this convolution runs along the last axis (-1).")
+def _axes(axes: Any, ndim: int) -> int:
+    """1 for the last axis, 2 for the last two."""
+    given = (axes,) if isinstance(axes, int) else (-1,) if axes is None else tuple(axes)
+    wanted = sorted(axis + ndim if axis < 0 else axis for axis in given)
+    for count in (1, 2):
+        if count <= ndim and wanted == list(range(ndim - count, ndim)):
+            return count
+    raise SpecError(f"axes={axes!r} is not supported: use the last axis (-1) or the last two (-2, -1).")

@@ -106,6 +106,31 @@ def test_nan_stays_in_its_row(rng):
 
 
 @pytest.mark.parametrize(
+    ("batch", "filters", "shape", "taps", "mode", "dtype"),
+    [
+        ((3,), (), (8, 16), (8, 16), "circular", "float32"),  # an odd number of images, two at a time
+        ((2,), (), (5, 7), (3, 4), "full", "complex64"),
+        ((2, 2), (2,), (6, 9), (3, 2), "same", "float64"),
+        ((), (), (6, 6), (4, 3), "valid", "float32"),
+    ],
+)
+def test_images(batch, filters, shape, taps, mode, dtype, rng):
+    x, h = random(rng, (*batch, *shape), dtype), random(rng, (*filters, *taps), dtype)
+    full = tuple(n + k - 1 for n, k in zip(shape, taps, strict=True))
+    want = np.fft.ifft2(np.fft.fft2(x, full) * np.fft.fft2(h, full))
+    if mode == "circular":
+        want = np.fft.ifft2(np.fft.fft2(x) * np.fft.fft2(h))
+    elif mode != "full":
+        for axis, (n, k) in enumerate(zip(shape, taps, strict=True)):
+            start, count = ((k - 1) // 2, n) if mode == "same" else (k - 1, n - k + 1)
+            want = np.take(want, range(start, start + count), axis - 2)
+    want = want if np.dtype(dtype).kind == "c" else want.real
+    out = np.full(want.shape, np.nan, dtype)
+    fftconvolve(x, h, mode, axes=(-2, -1), out=out)
+    assert relative_error(out, want) < bound(dtype, 256)
+
+
+@pytest.mark.parametrize(
     ("x", "h", "options", "error"),
     [
         (np.zeros((2, 8), "f4"), np.zeros(8, "f8"), {}, ArgumentTypeError),
