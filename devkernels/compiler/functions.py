@@ -11,6 +11,7 @@ gives the LTO-IR without importing Numba) and ``build()``.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import subprocess
@@ -36,12 +37,22 @@ def gather(linked: tuple[object, ...], target: Target) -> list[tuple[str, bytes]
     others: dict[str, tuple[str, bytes]] = {}
     for code in linked:
         if hasattr(code, "key") and hasattr(code, "request"):
-            ours.setdefault(code.key, code)
+            key, request = _for_target(code, target)
+            ours.setdefault(key, request)
         else:
             kind, content = _other(code, target)
             others.setdefault(digest(kind, content), (kind, content))
-    built = build_all({key: code.request for key, code in ours.items()})
+    built = build_all(ours)
     return [("ltoir", built[key]) for key in sorted(built)] + [others[key] for key in sorted(others)]
+
+
+def _for_target(code: Any, target: Target) -> tuple[str, Any]:
+    """Key and request of a function; Numba may have kept one for sm_90 where sm_90a is compiled, or the reverse."""
+    wanted = getattr(code.request, "target", target)
+    if wanted == target or wanted.cc != target.cc:
+        return code.key, code.request
+    request = dataclasses.replace(code.request, target=target)
+    return request.key, request
 
 
 def build_all(requests: dict[str, Any]) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ from devkernels import target as targets
 from devkernels.compiler.image import KernelImage, Parameter
 from devkernels.compiler.kernel import Options, compile_function
 from devkernels.compiler.kernel import compile as compile_kernel
-from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError, TargetError
+from devkernels.errors import ArgumentError, ArgumentTypeError, ImageError, SpecError, TargetError
 from devkernels.launch import arguments, arrays, driver, limits, simulated
 from devkernels.launch.launcher import Bound, Launch, Launcher, common_device
 
@@ -199,11 +199,12 @@ class KernelLaunch:
         """Check the arguments, compile the kernel if it is new for their types, and launch."""
         last = self._last
         if last is not None:
-            if self._owner.signature is not None:
-                return last(*values)
             try:
                 return last(*values)
             except ArgumentError:  # perhaps only of other types than last time; nothing has been launched
+                if self._owner.signature is not None:
+                    raise
+            except ImageError:  # arrays on a device of another architecture than last time
                 pass
         launch = self._owner.launcher(values)[self._key]
         launch(*values)

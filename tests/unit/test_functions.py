@@ -1,5 +1,6 @@
 """Building what a kernel links: each function once, several at the same time in workers, errors brought home."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -132,3 +133,22 @@ def test_files_that_cannot_be_linked(tmp_path, name, message):
     (tmp_path / "code.xyz").write_bytes(b"")
     with pytest.raises(CompileError, match=message):
         functions.gather((str(tmp_path / name),), Target(9, 0))
+
+
+def test_functions_follow_the_variant_of_the_architecture():
+    """Numba keeps device functions: one that was first used for sm_90 may turn up in a kernel for sm_90a."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Request:
+        target: Target
+
+        @property
+        def key(self):
+            return f"f.{self.target}"
+
+        def build(self):
+            return str(self.target).encode()
+
+    first = Ours("f.sm_90", Request(Target(9, 0)))
+    assert functions.gather((first,), Target(9, 0)) == [("ltoir", b"sm_90")]
+    assert functions.gather((first,), Target(9, 0, True)) == [("ltoir", b"sm_90a")]
