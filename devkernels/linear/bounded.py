@@ -1,7 +1,7 @@
 """A dictionary that forgets what it was given first when it is full.
 
-in: keys and values.  out: the same, at most `limit` of them. Reading takes no lock and no bookkeeping, which is what the
-calls that look themselves up in it need; writing takes a lock.
+in: keys and values.  out: the same, at most `limit` of them. Reading takes no lock and no bookkeeping, which is what
+the calls that look themselves up in it need; writing takes a lock.
 """
 
 from __future__ import annotations
