@@ -607,3 +607,40 @@ def test_kernels_without_arrays():
     nothing[1, 1](2**31 - 1)
     nothing[1, 1].bind(7)()
     cp.cuda.Device().synchronize()
+
+
+WARM = """
+import sys, cupy as cp, numpy as np
+import devkernels
+from devkernels import cache, cuda
+
+forward = devkernels.fft(fft_type="c2c", size=64, precision=np.float32, direction="forward")
+storage, value_type = forward.storage_size, forward.value_type
+
+@devkernels.kernel
+def transform(x, y):
+    thread_data = cuda.local.array(storage, value_type)
+    shared = cuda.shared.array(0, value_type)
+    row = forward.row()
+    forward.load(x, row, thread_data)
+    forward(thread_data, shared)
+    forward.store(thread_data, y, row)
+
+x = cp.random.standard_normal((5, 128)).astype(np.float32).view(np.complex64)
+y = cp.full_like(x, np.nan)
+transform[forward.launch(rows=5)](x, y)
+assert float(cp.linalg.norm(y - cp.fft.fft(x)) / cp.linalg.norm(y)) < 1e-5
+z = devkernels.spectral_filter(x, cp.ones(64, np.complex64))
+assert float(cp.linalg.norm(z - x) / cp.linalg.norm(x)) < 1e-5
+print(cache.counts()["builds"], *[name for name in ("numba", "llvmlite", "nvmath") if name in sys.modules])
+"""
+
+
+def test_a_warm_program_imports_no_compiler(tmp_path):
+    environment = {"DEVKERNELS_CACHE_DIR": str(tmp_path)}
+    first = run(WARM, **environment)
+    assert first.returncode == 0, first.stderr
+    assert int(first.stdout.split()[0]) > 0
+    second = run(WARM, **environment)
+    assert second.returncode == 0, second.stderr
+    assert second.stdout.split() == ["0"]
