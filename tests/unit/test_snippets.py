@@ -56,3 +56,10 @@ def test_snippet_runs(where, source, tmp_path):
 
 def test_homes_of_snippets_are_known():
     assert {parameters.values[0] for parameters in snippets()} <= set(TARGETS)
+
+
+def test_links_between_pages_lead_somewhere():
+    link = re.compile(r"\]\((?!https?:)([^)#]+)")
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]:
+        for target in link.findall(page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
