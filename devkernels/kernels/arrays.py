@@ -58,6 +58,12 @@ def describe(array: Any, name: str) -> Described:
     if kind == "torch":
         if array.layout is not sys.modules["torch"].strided:
             raise ArgumentTypeError(f"{name} is a {array.layout} tensor; pass a dense one.", spec=name)
+        if array.requires_grad and sys.modules["torch"].is_grad_enabled():
+            raise ArgumentError(
+                f"{name} requires a gradient, which this kernel does not record; pass {name}.detach(), or call it "
+                f"under torch.no_grad().",
+                spec=name,
+            )
         if array.is_conj() or array.is_neg():
             raise ArgumentError(
                 f"{name} is a lazy conjugate or negation; pass {name}.resolve_conj().resolve_neg().", spec=name
@@ -72,11 +78,26 @@ def describe(array: Any, name: str) -> Described:
     return Described(kind, array.dtype.name, array.shape, array.strides, device, pointer, array.dtype.itemsize)
 
 
+def fingerprint(array: Any) -> tuple | None:
+    """Return all of a device array that checks depend on, cheaply, or None if it must be looked at in full.
+
+    Equal fingerprints pass the same checks: library, dtype, shape, device, contiguity and alignment are in it.
+    """
+    kind = type(array)
+    if kind.__module__ == "cupy" or kind.__module__.startswith("cupy."):
+        data = array.data
+        return "cupy", array.dtype, array.shape, data.device_id, array.flags.c_contiguous, data.ptr % 16
+    if kind.__module__ == "torch" and array.is_cuda and not array.requires_grad and not array.is_conj():
+        return "torch", array.dtype, array.shape, array.get_device(), array.is_contiguous(), array.data_ptr() % 16
+    return None
+
+
 def check_same_device(first: Described, second: Described, names: tuple[str, str]) -> None:
     """Raise DeviceMismatchError unless two arrays can take part in one launch."""
     if first.library != second.library:
         raise DeviceMismatchError(
-            f"{names[0]} is an array of {first.library} and {names[1]} one of {second.library}; pass both of one library.",
+            f"{names[0]} is an array of {first.library} and {names[1]} one of {second.library}; "
+            f"pass both of one library.",
             spec=names,
         )
     if first.device != second.device:
@@ -150,7 +171,8 @@ def run_where_kernels_live(arrays: dict[str, Any], launch: Callable[..., None], 
     on_host = all(describe(a, n).device == "host" for n, a in arrays.items())
     if here.kind == "aot":
         raise TargetError(
-            f"this process only compiles ({here.reason}); run kernels in the simulator (DEVKERNELS_TARGET=sim) or on a GPU."
+            f"this process only compiles ({here.reason}); run kernels in the simulator (DEVKERNELS_TARGET=sim), "
+            f"or on a GPU."
         )
     if here.kind == "sim":
         if not on_host:

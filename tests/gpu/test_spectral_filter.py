@@ -146,3 +146,29 @@ def test_refusals_leave_out_untouched(rng):
         assert bool(cupy.isnan(out).all())
     with pytest.raises(ResourceError, match="ffts_per_block <="):
         make_spectral_filter(4096, "complex64", ffts_per_block=64)
+
+
+@pytest.mark.parametrize("batch", [(40,), (4, 10), ()])
+def test_repeated_calls_take_new_data_and_check_again(batch, rng):
+    plan, n = make_spectral_filter(64, "complex64"), 64
+    H = random(rng, n, "complex64")
+    for _ in range(3):
+        x = random(rng, (*batch, n), "complex64")
+        want, bound = reference.spectral_filter(x, H), fft_bound("complex64", n, 2)
+        assert relative_error(plan(cupy.asarray(x), cupy.asarray(H)).get(), want) < bound
+        there = cupy.asarray(x)
+        assert plan(there, cupy.asarray(H), out=there) is there
+        assert relative_error(there.get(), want) < bound
+    with pytest.raises(ArgumentError, match="contiguous"):
+        plan(cupy.asarray(random(rng, (*batch, 2 * n), "complex64"))[..., ::2], cupy.asarray(H))
+    with pytest.raises(ArgumentError, match="H has shape"):
+        plan(cupy.asarray(x), cupy.asarray(H)[:-1])
+
+
+def test_gradients_are_refused_in_words():
+    torch = pytest.importorskip("torch")
+    x, h = torch.ones(4, 64, device="cuda", requires_grad=True), torch.ones(33, device="cuda")
+    with pytest.raises(ArgumentError, match="detach"):
+        spectral_filter(x, h)
+    with torch.no_grad():
+        assert torch.allclose(spectral_filter(x, h), x, atol=1e-6)
