@@ -307,3 +307,30 @@ def test_simulator_compiles_by_a_worker(tmp_path):
 def test_jit_kernels_cannot_be_launched_here():
     with pytest.raises(TargetError, match="only compiles"):
         devkernels.kernel(spilling)[1, 32]
+
+
+def test_lazy_objects_are_numbas_own_to_the_compiler():
+    """`devkernels.cuda` and inlined device functions, in kernels of either decorator and in device functions."""
+    from devkernels import cuda as lazy
+    from devkernels.device.inline import device_function
+
+    def half(value):
+        return value * float32(0.5) + lazy.threadIdx.x
+
+    halved = device_function(half)
+
+    @lazy.jit(device=True)
+    def more(value):
+        return halved(value) + 1
+
+    def kernel(x):
+        shared = lazy.shared.array(32, np.float32)
+        i = lazy.grid(1)
+        shared[lazy.threadIdx.x] = more(x[i])
+        lazy.syncthreads()
+        x[i] = halved(shared[31 - lazy.threadIdx.x])
+
+    plain = devkernels.compile(kernel, "void(float32[::1])")
+    jitted = devkernels.compile(lazy.jit(kernel), "void(float32[::1])")
+    assert plain.shared_bytes == jitted.shared_bytes == 128
+    assert plain.registers == jitted.registers

@@ -1,0 +1,37 @@
+"""Factories for bench/images.py: ``devkernels build bench._image_factory:convolutions --target sm_90 -o FOLDER``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import devkernels
+from devkernels import cuda
+
+SIZES = (128, 1024)
+
+
+def _convolution(size):
+    forward = devkernels.fft(fft_type="c2c", size=size, precision=np.float32, direction="forward")
+    inverse = forward.inverse()
+    storage, value_type = forward.storage_size, forward.value_type
+
+    def convolve(x, h, y):
+        thread_data = cuda.local.array(storage, value_type)
+        shared = cuda.shared.array(0, value_type)
+        row = forward.row()
+        forward.load(x, row, thread_data)
+        forward(thread_data, shared)
+        for i in range(storage):
+            thread_data[i] = thread_data[i] * h[forward.index(i)]
+        cuda.syncthreads()
+        inverse(thread_data, shared)
+        inverse.store(thread_data, y, row)
+
+    _, block, _, shared_bytes = forward.launch(rows=1)
+    notes = {"size": size, "rows_per_block": forward.ffts_per_block, "block": list(block), "shared": shared_bytes}
+    return convolve, "void(complex64[:,::1], complex64[::1], complex64[:,::1])", notes
+
+
+def convolutions():
+    """Kernels with two FFTs each, by file name."""
+    return {f"convolution_{size}": _convolution(size) for size in SIZES}
