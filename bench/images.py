@@ -1,8 +1,8 @@
 """Images that were built elsewhere, run here: ``python bench/images.py FOLDER... [--results FOLDER]``.
 
-in: folders of images of bench/_image_factory.py, built on a machine without a GPU. out: bench/results/images.json, a row
-for each image: error against NumPy in complex128, resource use as the image and as the driver says, what it was built
-with. The compiler's packages are kept from being imported while it runs.
+in: folders of images of bench/_image_factory.py, built on a machine without a GPU. out: bench/results/images.json, a
+row for each image: error against NumPy in complex128, resource use as the image and as the driver says, what it was
+built with. The compiler's packages are kept from being imported while it runs.
 """
 
 from __future__ import annotations

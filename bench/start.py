@@ -70,7 +70,8 @@ def run(child: str, cache: str, image: str, arrays: str = "cupy") -> dict[str, o
 def main() -> int:
     """Measure all programs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5, help="processes with a full cache; half as many with none")
+    parser.add_argument("--repeats", type=int, default=5, help="processes with a full cache")
+    parser.add_argument("--cold-repeats", type=int, default=2, help="processes that compile")
     parser.add_argument("--results", type=pathlib.Path)
     parser.add_argument("--commit", help="commit to write into the rows where there is no git")
     parser.add_argument("--warm", action="store_true", help="leave out what compiles")
@@ -87,7 +88,7 @@ def main() -> int:
             for contender, (child, state, *arrays) in PROGRAMS[program].items():
                 if options.warm and state != "full" and child != "floor":
                     continue
-                repeats = options.repeats if state == "full" else max(options.repeats // 2, 1)
+                repeats = options.repeats if state == "full" or child == "floor" else options.cold_repeats
                 runs = []
                 for repeat in range(repeats):
                     place = "full" if state == "full" else f"empty-{len(rows)}-{repeat}"

@@ -1,53 +1,45 @@
 """From what the caller passes to the words that a kernel takes: checked, and cheap the second time.
 
 In: a kernel's parameters and one device. Out: for each parameter a `Table`: type of the argument -> function that
-checks one such argument and gives its words. An array becomes three: a constant head (two null owners, items, bytes
-per item), the address, and a constant tail (shape and strides); heads and tails are remembered by shape.
+checks one such argument and writes its words into a buffer.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from devkernels.compiler.image import Parameter, itemsize
 from devkernels.errors import ArgumentError, ArgumentTypeError
-from devkernels.launch import arrays, streams
+from devkernels.launch import arrays
+from devkernels.launch.buffer import Buffer, Place
 
 _SCALAR_CODES = {
     "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q",
-    "uint64": "Q", "float16": "e", "float32": "f", "float64": "d", "complex64": "ff", "complex128": "dd",
+    "uint64": "Q", "float16": "e", "float32": "f", "float64": "d", "complex64": "f", "complex128": "d",
 }  # fmt: skip
-_REMEMBERED_SHAPES = 4096
 
-
-def code(parameter: Parameter) -> str:
-    """The `struct` codes of a parameter's words, as the extractors of `Table` give them."""
-    if parameter.kind == "array":
-        return f"0q32sQ{16 * parameter.ndim}s" if parameter.ndim else "0q32sQ"  # 0q: aligned as the words are
-    if parameter.kind == "tuple":
-        return "".join(code(item) for item in parameter.items)
-    if parameter.dtype not in _SCALAR_CODES:
-        raise ArgumentTypeError(f"Parameter {parameter.name} is a {parameter.dtype} scalar, which cannot be passed.")
-    return _SCALAR_CODES[parameter.dtype]
+Writer = Callable[[Any, Buffer], None]
 
 
 class Table(dict):
-    """Type of an argument -> function(argument) -> tuple of words. Missing types are worked out once."""
+    """Type of an argument -> function(argument, buffer). Missing types are worked out once, or refused."""
 
-    def __init__(self, parameter: Parameter, kernel: str, device: int, strict: bool, foreign: list):
+    def __init__(self, parameter: Parameter, place: Place, kernel: str, device: int, strict: bool, foreign: list):
         super().__init__()
-        self._parameter, self._kernel, self._device, self._strict = parameter, kernel, device, strict
-        self._foreign = foreign
-        self._array = ArrayWords(parameter, kernel) if parameter.kind == "array" else None
-        self._items = [Table(item, kernel, device, strict, foreign) for item in parameter.items]
+        self._parameter, self._place, self._kernel = parameter, place, kernel
+        self._device, self._strict, self._foreign = device, strict, foreign
+        self._array = ArrayWords(parameter, place, kernel) if parameter.kind == "array" else None
+        self._items = [
+            Table(item, inner, kernel, device, strict, foreign)
+            for item, inner in zip(parameter.items, place.items, strict=True)
+        ]
 
-    def __missing__(self, kind: type) -> Callable[[Any], tuple]:
+    def __missing__(self, kind: type) -> Writer:
         make = {"array": self._for_array, "tuple": self._for_tuple, "scalar": self._for_scalar}[self._parameter.kind]
-        self[kind] = extract = make(kind)
-        return extract
+        self[kind] = write = make(kind)
+        return write
 
     def refuse(self, kind: type) -> ArgumentTypeError:
         """The error for an argument of a type, or in a memory, that the kernel cannot take."""
@@ -67,41 +59,57 @@ class Table(dict):
             spec=parameter,
         )
 
-    def _for_array(self, kind: type) -> Callable[[Any], tuple]:
-        extract = arrays.reader(kind, self._array, self._device, self.refuse)
+    def _for_array(self, kind: type) -> Writer:
+        write = arrays.writer(kind, self._array, self._device, self.refuse)
         if not (arrays.is_cupy(kind) or arrays.is_torch(kind)):
             self._foreign.append(kind)
-        return extract
+        return write
 
-    def _for_tuple(self, kind: type) -> Callable[[Any], tuple]:
+    def _for_tuple(self, kind: type) -> Writer:
         if not issubclass(kind, tuple):
             raise self.refuse(kind)
         items = self._items
 
-        def extract(values: Any) -> tuple:
+        def write(values: Any, buffer: Buffer) -> None:
             if len(values) != len(items):
                 raise ArgumentError(
                     f"Kernel {self._kernel}: argument {self._parameter.name} has {len(values)} items; "
                     f"{len(items)} are expected.",
                     spec=self._parameter,
                 )
-            return tuple(word for table, value in zip(items, values, strict=True) for word in table[type(value)](value))
+            for table, value in zip(items, values, strict=True):
+                table[type(value)](value, buffer)
 
-        return extract
+        return write
 
-    def _for_scalar(self, kind: type) -> Callable[[Any], tuple]:
+    def _for_scalar(self, kind: type) -> Writer:
         name = self._parameter.dtype
-        rank = _rank(kind)
-        wanted = _WANTED[name.rstrip("0123456789")]
+        rank, code = _rank(kind), _SCALAR_CODES.get(name)
+        wanted = _WANTED[name.rstrip("0123456789")] if code else -1
         if rank is None or rank > wanted or (self._strict and inferred(kind) != name):
             raise self.refuse(kind)
+        size = itemsize(name)
+        if code == "e":  # memoryviews do not know half precision
+            offset = self._place.offsets[0]
+            return lambda value, buffer: struct.pack_into("e", buffer.memory, offset, value)
         if name.startswith("complex"):
-            return lambda value: (value.real, value.imag)
-        if name == "bool":
-            return lambda value: (bool(value),)
-        if rank == 0:  # NumPy's booleans are no integers to `struct`
-            return lambda value: (int(value),)
-        return lambda value: (value,)
+            real, imag = (offset // (size // 2) for offset in self._place.offsets)
+
+            def write_complex(value: Any, buffer: Buffer) -> None:
+                view = buffer.views[code]
+                view[real], view[imag] = value.real, value.imag
+
+            return write_complex
+        index = self._place.offsets[0] // size
+        convert = {0: bool, 1: int}.get(wanted) if kind is not int else None  # NumPy's booleans are no integers
+
+        def write_converted(value: Any, buffer: Buffer) -> None:
+            buffer.views[code][index] = convert(value)
+
+        def write_plain(value: Any, buffer: Buffer) -> None:
+            buffer.views[code][index] = value
+
+        return write_plain if convert is None else write_converted
 
 
 _WANTED = {"bool": 0, "int": 1, "uint": 1, "float": 2, "complex": 3}
@@ -131,59 +139,52 @@ def inferred(kind: type) -> str | None:
     return None if rank is None else ("bool", "int64", "float64", "complex128")[rank]
 
 
-@dataclass(frozen=True)
-class Words:
-    """The constant words of an array of one shape and strides."""
-
-    head: bytes
-    tail: bytes
-
-
 class ArrayWords:
-    """Checks shape, strides and dtype of an array against its parameter, and remembers what it made of each shape."""
+    """Checks shape, strides and dtype of an array against its parameter, and writes its constant words."""
 
-    def __init__(self, parameter: Parameter, kernel: str):
-        self.parameter, self.kernel = parameter, kernel
+    def __init__(self, parameter: Parameter, place: Place, kernel: str):
+        self.parameter, self.kernel, self.slot = parameter, kernel, place.slot
         self.itemsize = itemsize(parameter.dtype)
         self.misaligned = min(self.itemsize, 8) - 1  # the kernel may read whole items, at most 8 bytes at a time
-        self.by_shape: dict[Any, Words] = {}  # contiguous arrays by shape; others by (shape, strides)
+        first = place.offsets[0] // 8
+        self.address = first + 4  # the words are: two null owners, items, bytes per item, address, shape, strides
+        self._head, self._tail = slice(first, first + 4), slice(first + 5, first + 5 + 2 * parameter.ndim)
 
-    def contiguous(self, shape: tuple[int, ...]) -> Words:
-        """Words of an array in the order that the parameter asks for (C where it asks for none)."""
-        words = self.by_shape.get(shape)
-        if words is None:
-            order = range(len(shape)) if self.parameter.layout == "F" else range(len(shape) - 1, -1, -1)
-            strides, step = [0] * len(shape), self.itemsize
-            for axis in order:
-                strides[axis] = step
-                step *= shape[axis]
-            words = self._remember(shape, shape, tuple(strides))
-        return words
+    def contiguous(self, shape: tuple[int, ...], buffer: Buffer) -> None:
+        """Write the constant words of an array in the order that the parameter asks for (C where it asks for none)."""
+        self._write(shape, shape, self._strides(shape), buffer)
 
-    def strided(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> Words:
-        """Words of an array with any strides (in bytes)."""
-        words = self.by_shape.get((shape, strides))
-        return self._remember((shape, strides), shape, strides) if words is None else words
+    def strided(self, shape: tuple[int, ...], strides: tuple[int, ...], buffer: Buffer) -> None:
+        """Write the constant words of an array with any strides (in bytes), unless the buffer has them."""
+        if buffer.shapes[self.slot] != (shape, strides):
+            self.check_layout(shape, strides)
+            self._write((shape, strides), shape, strides, buffer)
 
-    def _remember(self, key: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Words:
-        parameter = self.parameter
-        if len(shape) != parameter.ndim:
+    def _strides(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        order = range(len(shape)) if self.parameter.layout == "F" else range(len(shape) - 1, -1, -1)
+        strides, step = [0] * len(shape), self.itemsize
+        for axis in order:
+            strides[axis] = step
+            step *= shape[axis]
+        return tuple(strides)
+
+    def _write(self, key: Any, shape: tuple[int, ...], strides: tuple[int, ...], buffer: Buffer) -> None:
+        if len(shape) != self.parameter.ndim:
             raise self.error(f"has {len(shape)} dimensions", f"has shape {tuple(shape)}")
         items = 1
         for length in shape:
             items *= length
-        head = struct.pack("QQqq", 0, 0, items, self.itemsize)
-        words = Words(head, struct.pack(f"{2 * len(shape)}q", *shape, *strides))
-        if len(self.by_shape) >= _REMEMBERED_SHAPES:
-            self.by_shape.clear()
-        self.by_shape[key] = words
-        return words
+        words = buffer.views["q"]
+        words[self._head] = memoryview(struct.pack("4q", 0, 0, items, self.itemsize)).cast("q")
+        if shape:
+            words[self._tail] = memoryview(struct.pack(f"{2 * len(shape)}q", *shape, *strides)).cast("q")
+        buffer.shapes[self.slot] = key
 
     def check_layout(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
         """Raise unless an array is stored in the order that the parameter asks for."""
         layout = self.parameter.layout
         if layout == "A" or 0 in shape or len(shape) != self.parameter.ndim:
-            return
+            return  # a wrong rank is said elsewhere
         step = self.itemsize
         for axis in range(len(shape)) if layout == "F" else range(len(shape) - 1, -1, -1):
             if shape[axis] != 1 and strides[axis] != step:
@@ -210,14 +211,3 @@ class ArrayWords:
         parts = [f"Kernel {self.kernel}: argument {self.parameter.name} {what}", detail,
                  f"a {self.parameter} is expected", remedy]  # fmt: skip
         return kind("; ".join(part for part in parts if part) + ".", spec=self.parameter)
-
-
-def stream_reader(kind: type, device: int) -> Callable[[Any], int]:
-    """Function(array) -> current stream of the library that such arrays belong to, or their producer's stream."""
-    if arrays.is_cupy(kind):
-        current = streams.current_cupy()
-        return lambda _: current()
-    if arrays.is_torch(kind):
-        current = streams.current_torch(device)
-        return lambda _: current()
-    return arrays.producer_stream

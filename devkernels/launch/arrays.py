@@ -1,8 +1,8 @@
 """Reading device arrays of every library: address, shape, strides, dtype, device.
 
-In: an array of CuPy or torch (each read directly), of Numba or anything else with ``__cuda_array_interface__``, or with
-DLPack. Out: the words that a kernel takes. CuPy and torch are never imported here: an array of theirs shows that the
-program has.
+In: an array of CuPy, torch or Numba (each read directly), of anything else with ``__cuda_array_interface__``, or with
+DLPack. Out: the words that a kernel takes, in a buffer. CuPy and torch are never imported here: an array of theirs
+shows that the program has.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from devkernels.errors import ArgumentError, ArgumentTypeError
 from devkernels.launch import driver, streams
+from devkernels.launch.buffer import Buffer
 
 _DLPACK_DEVICES = {2, 13}  # kDLCUDA, kDLCUDAManaged
 _DLPACK_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
@@ -33,28 +34,37 @@ def is_torch(kind: type) -> bool:
     return any(base.__name__ == "Tensor" and base.__module__.partition(".")[0] == "torch" for base in kind.__mro__)
 
 
-def reader(kind: type, words: Any, device: int, refuse: Callable[[type], ArgumentTypeError]) -> Callable[[Any], tuple]:
-    """Function(array) -> (head, address[, tail]) for arrays of one type, on one device, for one parameter."""
+def is_numba(kind: type) -> bool:
+    """Whether a type is Numba's device array, or derived from it."""
+    return any(base.__name__ == "DeviceNDArrayBase" and base.__module__.startswith("numba.") for base in kind.__mro__)
+
+
+def writer(
+    kind: type, words: Any, device: int, refuse: Callable[[type], ArgumentTypeError]
+) -> Callable[[Any, Buffer], None]:
+    """Function(array, buffer) for arrays of one type, on one device, for one parameter: checks and writes."""
     if is_cupy(kind):
-        return _cupy_reader(words, device)
+        return _cupy_writer(words, device)
     if is_torch(kind):
-        return _torch_reader(words, device)
+        return _torch_writer(words, device)
+    if is_numba(kind):
+        return _numba_writer(words, device)
     if hasattr(kind, "__cuda_array_interface__") or hasattr(kind, "__dlpack__"):
         if kind.__module__.partition(".")[0] == "numpy":
             raise refuse(kind)
-        return _generic_reader(words, device, refuse)
+        return _generic_writer(words, device, refuse)
     raise refuse(kind)
 
 
-def _cupy_reader(words: Any, device: int) -> Callable[[Any], tuple]:
+def _cupy_writer(words: Any, device: int) -> Callable[[Any, Buffer], None]:
     import numpy
 
     if words.parameter.dtype == "bfloat16":
         raise words.dtype_error("that CuPy has")
-    dtype, layout, misaligned = numpy.dtype(words.parameter.dtype), words.parameter.layout, words.misaligned
-    known, rank0 = words.by_shape, words.parameter.ndim == 0
+    dtype, misaligned = numpy.dtype(words.parameter.dtype), words.misaligned
+    slot, address, fortran = words.slot, words.address, words.parameter.layout == "F"
 
-    def read(array: Any) -> tuple:
+    def write(array: Any, buffer: Buffer) -> None:
         if array.dtype is not dtype and array.dtype != dtype:
             raise words.dtype_error(array.dtype)
         data = array.data
@@ -63,27 +73,25 @@ def _cupy_reader(words: Any, device: int) -> Callable[[Any], tuple]:
             raise ElsewhereError
         if pointer & misaligned:
             raise words.alignment_error(pointer)
-        shape = array.shape
-        if array._f_contiguous if layout == "F" else array._c_contiguous:
-            found = known.get(shape) or words.contiguous(shape)
-        elif layout == "A":
-            found = words.strided(shape, array.strides)
+        if array._f_contiguous if fortran else array._c_contiguous:
+            shape = array.shape
+            if buffer.shapes[slot] != shape:
+                words.contiguous(shape, buffer)
         else:
-            words.contiguous(shape)  # a wrong rank is the better thing to say
-            raise words.layout_error(f"strides {array.strides} in bytes for shape {shape}")
-        return (found.head, pointer) if rank0 else (found.head, pointer, found.tail)
+            words.strided(array.shape, array.strides, buffer)
+        buffer.words64[address] = pointer
 
-    return read
+    return write
 
 
-def _torch_reader(words: Any, device: int) -> Callable[[Any], tuple]:
+def _torch_writer(words: Any, device: int) -> Callable[[Any, Buffer], None]:
     import torch
 
-    dtype, layout, misaligned = getattr(torch, words.parameter.dtype), words.parameter.layout, words.misaligned
-    known, rank0, size = words.by_shape, words.parameter.ndim == 0, words.itemsize
+    dtype, misaligned, size = getattr(torch, words.parameter.dtype), words.misaligned, words.itemsize
+    slot, address, fortran = words.slot, words.address, words.parameter.layout == "F"
     lazy = words.parameter.dtype.startswith("complex")
 
-    def read(array: Any) -> tuple:
+    def write(array: Any, buffer: Buffer) -> None:
         if array.dtype is not dtype:
             raise words.dtype_error(array.dtype)
         if array.get_device() != device:
@@ -94,15 +102,36 @@ def _torch_reader(words: Any, device: int) -> Callable[[Any], tuple]:
         if pointer & misaligned:
             raise words.alignment_error(pointer)
         shape = array.shape
-        if layout != "F" and array.is_contiguous():
-            found = known.get(shape) or words.contiguous(tuple(shape))
+        if not fortran and array.is_contiguous():
+            if buffer.shapes[slot] != shape:
+                words.contiguous(tuple(shape), buffer)
         else:
-            shape, strides = tuple(shape), tuple(step * size for step in array.stride())
-            words.check_layout(shape, strides)
-            found = words.strided(shape, strides)
-        return (found.head, pointer) if rank0 else (found.head, pointer, found.tail)
+            words.strided(tuple(shape), tuple(step * size for step in array.stride()), buffer)
+        buffer.words64[address] = pointer
 
-    return read
+    return write
+
+
+def _numba_writer(words: Any, device: int) -> Callable[[Any, Buffer], None]:
+    import numpy
+
+    if words.parameter.dtype == "bfloat16":
+        raise words.dtype_error("that Numba's arrays have")
+    dtype, misaligned, address = numpy.dtype(words.parameter.dtype), words.misaligned, words.address
+
+    def write(array: Any, buffer: Buffer) -> None:
+        if array.dtype != dtype:
+            raise words.dtype_error(array.dtype)
+        memory = array.gpu_data
+        pointer = int(memory.device_pointer)
+        if pointer and memory.context.device.id != device:
+            raise ElsewhereError
+        if pointer & misaligned:
+            raise words.alignment_error(pointer)
+        words.strided(array.shape, array.strides, buffer)
+        buffer.words64[address] = pointer
+
+    return write
 
 
 @dataclass(frozen=True)
@@ -118,10 +147,10 @@ class View:
     keep: object = None
 
 
-def _generic_reader(words: Any, device: int, refuse: Callable[[type], ArgumentTypeError]) -> Callable[[Any], tuple]:
-    rank0 = words.parameter.ndim == 0
-
-    def read(array: Any) -> tuple:
+def _generic_writer(
+    words: Any, device: int, refuse: Callable[[type], ArgumentTypeError]
+) -> Callable[[Any, Buffer], None]:
+    def write(array: Any, buffer: Buffer) -> None:
         seen = view(array)
         if seen.dtype != words.parameter.dtype:
             raise words.dtype_error(seen.dtype)
@@ -132,15 +161,14 @@ def _generic_reader(words: Any, device: int, refuse: Callable[[type], ArgumentTy
         if seen.pointer & words.misaligned:
             raise words.alignment_error(seen.pointer)
         if seen.strides is not None:
-            words.check_layout(seen.shape, seen.strides)
-            found = words.strided(seen.shape, seen.strides)
+            words.strided(seen.shape, seen.strides, buffer)
         elif words.parameter.layout == "F" and sum(length > 1 for length in seen.shape) > 1:
             raise words.layout_error(f"it is in C order, with shape {seen.shape}")
         else:
-            found = words.contiguous(seen.shape)
-        return (found.head, seen.pointer) if rank0 else (found.head, seen.pointer, found.tail)
+            words.contiguous(seen.shape, buffer)
+        buffer.words64[words.address] = seen.pointer
 
-    return read
+    return write
 
 
 def view(array: Any) -> View:
@@ -194,10 +222,19 @@ def _from_dlpack(array: Any) -> View:
     return View((tensor.data or 0) + tensor.byte_offset, shape, strides, name, int(ordinal), None, capsule)
 
 
-def producer_stream(array: Any) -> int:
-    """The stream that an array of no known library was last written on, or the default stream."""
+def producer(array: Any) -> int | None:
+    """The stream that an array of neither CuPy nor torch says it is written on; None if it says nothing."""
+    if is_numba(type(array)):
+        return streams.handle(array.stream)
     interface = getattr(array, "__cuda_array_interface__", None)
-    return (interface or {}).get("stream") or streams.LEGACY_DEFAULT
+    return None if interface is None else interface.get("stream")
+
+
+def current_stream(kind: type, device: int) -> Callable[[], int] | None:
+    """A function that gives the current stream of the library of such arrays; None where there is no such thing."""
+    if is_cupy(kind):
+        return streams.current_cupy()
+    return streams.current_torch(device) if is_torch(kind) else None
 
 
 def device_of(array: Any) -> int | None:
@@ -207,6 +244,8 @@ def device_of(array: Any) -> int | None:
         return array.data.device_id
     if is_torch(kind):
         return array.get_device() if array.is_cuda else None
+    if is_numba(kind):
+        return array.gpu_data.context.device.id
     if kind.__module__.partition(".")[0] == "numpy" or not (
         hasattr(kind, "__cuda_array_interface__") or hasattr(kind, "__dlpack__")
     ):

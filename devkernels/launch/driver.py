@@ -12,7 +12,6 @@ import functools
 import sys
 from collections.abc import Iterator
 
-from devkernels.compiler.image import RESERVED_SHARED
 from devkernels.errors import DevkernelsError, ImageError, ResourceError, TargetError
 from devkernels.target import Target
 
@@ -71,17 +70,17 @@ def unchecked() -> ctypes.CDLL:
 
 
 class Words(dict):
-    """Integer -> the same as a ctypes pointer, made once; for the few streams that a program has."""
+    """Integer -> the same as a pointer that ctypes passes on as it is; for the few streams that a program has."""
 
-    def __missing__(self, value: int) -> ctypes.c_void_p:
+    def __missing__(self, value: int) -> object:
         if len(self) >= 1024:
             self.clear()
-        word = self[value] = _void_p(value)
+        word = self[value] = _void_p.from_param(value)
         return word
 
 
 WORDS = Words()
-NULL = _void_p(0)
+NULL = _void_p.from_param(0)
 
 
 def _name(driver: ctypes.CDLL, status: int) -> str:
@@ -174,8 +173,7 @@ class Function:
             self.max_threads = self._attribute(_MAX_THREADS_PER_BLOCK)
             self.registers = self._attribute(_NUM_REGS)
             self.local_bytes = self._attribute(_LOCAL_SIZE)
-            reserved = RESERVED_SHARED if architecture(device).major >= 9 else 0
-            self.static_shared_bytes = max(self._attribute(_SHARED_SIZE) - reserved, 0)
+            self.static_shared_bytes = self._attribute(_SHARED_SIZE)
         self._opted_in = 0
 
     def _attribute(self, attribute: int) -> int:
@@ -183,9 +181,9 @@ class Function:
         check(library().cuFuncGetAttribute(ctypes.byref(value), attribute, self.handle), "Asking a kernel's attribute")
         return value.value
 
-    def allow_shared(self, dynamic_bytes: int) -> None:
+    def allow_shared(self, dynamic_bytes: int, static_bytes: int) -> None:
         """Opt in to so much dynamic shared memory; without that, the limit is 48 KB."""
-        if dynamic_bytes + self.static_shared_bytes <= 48 << 10 or dynamic_bytes <= self._opted_in:
+        if dynamic_bytes + static_bytes <= 48 << 10 or dynamic_bytes <= self._opted_in:
             return
         with current(self.device):
             status = library().cuFuncSetAttribute(self.handle, _MAX_DYNAMIC_SHARED, dynamic_bytes)

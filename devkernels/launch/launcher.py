@@ -17,50 +17,52 @@ from devkernels.compiler import image as images
 from devkernels.compiler.image import KernelImage
 from devkernels.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ResourceError, TargetError
 from devkernels.launch import arguments, arrays, driver, limits, streams
+from devkernels.launch.buffer import Buffer, places
 from devkernels.target import Target
 
 _REMEMBERED_CONFIGURATIONS = 256
-_BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_...
+_WORDS = driver.WORDS
 
 
-class _Buffer:
-    """Memory for the words of one launch, and the lists by which the driver finds them."""
+class _CurrentStreams(dict):
+    """Type of an array -> function that gives the current stream of its library, or None."""
 
-    __slots__ = ("_list", "_size", "_words", "all_words", "memory", "one_by_one")
+    def __init__(self, device: int):
+        super().__init__()
+        self._device = device
 
-    def __init__(self, size: int, offsets: list[int]):
-        self.memory = ctypes.create_string_buffer(max(size, 1))
-        start = ctypes.addressof(self.memory)
-        self._size = ctypes.c_size_t(size)
-        self._list = (ctypes.c_void_p * 5)(_BUFFER_POINTER, start, _BUFFER_SIZE, ctypes.addressof(self._size), _END)
-        self._words = (ctypes.c_void_p * max(len(offsets), 1))(*(start + offset for offset in offsets))
-        self.all_words = ctypes.c_void_p(ctypes.addressof(self._list))  # for cuLaunchKernel: one copy
-        self.one_by_one = ctypes.c_void_p(ctypes.addressof(self._words))  # all that cuLaunchCooperativeKernel takes
+    def __missing__(self, kind: type) -> Callable[[], int] | None:
+        found = self[kind] = arrays.current_stream(kind, self._device)
+        return found
 
 
 class Loaded:
-    """An image on one device: the function, and the tables that turn arguments into words for it."""
+    """An image on one device: the function, and the tables that write arguments into buffers for it."""
 
     def __init__(self, image: KernelImage, device: int, strict: bool):
         images.choose([image], driver.architecture(device), "This image")
         self.image, self.device = image, device
         self.function = driver.Function(image.cubin, image.symbol, device)
         self.foreign: list[type] = []  # array types seen that are neither CuPy's nor torch's
+        self.places = places(image.parameters)
         self.tables = [
-            arguments.Table(parameter, image.name, device, strict, self.foreign) for parameter in image.parameters
+            arguments.Table(parameter, place, image.name, device, strict, self.foreign)
+            for parameter, place in zip(image.parameters, self.places, strict=True)
         ]
-        self.handle = ctypes.c_void_p(self.function.handle)
-        self._launch_kernel = driver.unchecked().cuLaunchKernel
-        self.packer = struct.Struct("".join(arguments.code(parameter) for parameter in image.parameters))
-        self._offsets = [offset for offset, _ in images.layout(image.parameters)]
         first = [i for i, parameter in enumerate(image.parameters) if parameter.kind == "array"]
-        self._leading = first[0] if first else None
-        self._stream_readers: dict[type, Callable[[Any], int]] = {}
-        self.buffers: list[_Buffer] = []  # taken by one launch at a time, in whatever thread
+        self.leading = first[0] if first else None  # the array whose library's stream is used
+        self.current_streams = _CurrentStreams(device)
+        self.buffers: list[Buffer] = []  # taken by one launch at a time, in whatever thread
+        handle = driver.WORDS[self.function.handle]
+        self.head = (handle,)
+        if image.cooperative:
+            self.entry, self.tail = driver.unchecked().cuLaunchCooperativeKernel, ()
+        else:
+            self.entry, self.tail = driver.unchecked().cuLaunchKernel, (driver.NULL,)
 
-    def new_buffer(self) -> _Buffer:
+    def new_buffer(self) -> Buffer:
         """Memory for one more launch at a time."""
-        return _Buffer(self.packer.size, self._offsets)
+        return Buffer(self.image.parameters)
 
     def check(self, grid: limits.Dim3, block: limits.Dim3, shared_bytes: int) -> None:
         """Raise for what this kernel cannot have on this device; opt in to large shared memory."""
@@ -68,7 +70,7 @@ class Loaded:
         most = function.max_threads if image.max_threads is None else min(function.max_threads, image.max_threads)
         limits.check_resources(image, block, shared_bytes, most_threads=most,
                                most_shared=driver.max_shared_bytes(self.device), where=where)  # fmt: skip
-        function.allow_shared(shared_bytes)
+        function.allow_shared(shared_bytes, image.shared_bytes)
         if image.cooperative:
             threads, blocks = block[0] * block[1] * block[2], grid[0] * grid[1] * grid[2]
             fitting = function.blocks_at_once(threads, shared_bytes)
@@ -79,41 +81,31 @@ class Loaded:
                     spec=grid,
                 )
 
-    def stream_reader(self, values: tuple) -> Callable[[Any], int] | None:
-        """Function(first array) -> current stream of its library; None where there is no array."""
-        if self._leading is None:
-            return None
-        kind = type(values[self._leading])
-        read = self._stream_readers.get(kind)
-        if read is None:
-            read = self._stream_readers[kind] = arguments.stream_reader(kind, self.device)
-        return read
+    def stream_of(self, values: tuple) -> int:
+        """The current stream of the library of the first array, or the stream that it says it is written on."""
+        if self.leading is None:
+            return streams.LEGACY_DEFAULT
+        array = values[self.leading]
+        current = self.current_streams[type(array)]
+        return current() if current is not None else arrays.producer(array) or streams.LEGACY_DEFAULT
 
-    def stream_for(self, values: tuple) -> int:
-        """The current stream of the library of the first array (the default stream if there is none)."""
-        read = self.stream_reader(values)
-        return streams.LEGACY_DEFAULT if read is None else read(values[self._leading])
-
-    def leading(self, values: tuple) -> Any:
-        """The first array."""
-        return None if self._leading is None else values[self._leading]
-
-    def pack(self, values: tuple, buffer: _Buffer) -> None:
+    def pack(self, values: tuple, buffer: Buffer) -> None:
         """Check the arguments and write their words into a buffer."""
-        words: list = []
-        for table, value in zip(self.tables, values, strict=True):
-            words += table[type(value)](value)
         try:
-            self.packer.pack_into(buffer.memory, 0, *words)
-        except (struct.error, OverflowError, TypeError) as error:
+            for table, value in zip(self.tables, values):  # noqa: B905 - counted by the caller; strict costs
+                table[type(value)](value, buffer)
+        except ArgumentError:
+            raise
+        except (struct.error, OverflowError, ValueError, TypeError) as error:
             raise self._unfit(values, error) from error
 
     def _unfit(self, values: tuple, error: Exception) -> ArgumentError:
         """Find the scalar that does not fit its type."""
+        buffer = self.new_buffer()
         for table, parameter, value in zip(self.tables, self.image.parameters, values, strict=True):
             try:
-                struct.pack(arguments.code(parameter), *table[type(value)](value))
-            except (struct.error, OverflowError, TypeError):
+                table[type(value)](value, buffer)
+            except (struct.error, OverflowError, ValueError, TypeError):
                 return ArgumentError(
                     f"Kernel {self.image.name}: argument {parameter.name}={value!r} does not fit {parameter}.",
                     spec=parameter,
@@ -124,27 +116,17 @@ class Loaded:
         """Wait for producers: arrays with ``__cuda_array_interface__`` may say which stream writes them."""
         for value in values:
             if type(value) in self.foreign:
-                producer = arrays.producer_stream(value)
+                producer = arrays.producer(value)
                 if producer is not None and producer != stream:
                     driver.order_after(producer, stream, self.device)
 
-    def launch(self, dims: tuple[ctypes.c_uint, ...], stream: int, buffer: _Buffer) -> None:
-        """One driver call; where the thread's current context is another one, a second after switching to ours."""
-        status = self.call(dims, driver.WORDS[stream], buffer)
+    def again(self, status: int, dims: tuple, stream: int, buffer: Buffer) -> None:
+        """After a launch has failed: once more if this thread only had another context; else say what is wrong."""
         if status in (driver.INVALID_CONTEXT, driver.INVALID_HANDLE):
             driver.adopt(self.device)
             with driver.current(self.device):
-                status = self.call(dims, driver.WORDS[stream], buffer)
-        if status:
-            *shape, shared_bytes = (dim.value for dim in dims)
-            driver.check(status, f"Launching {self.image.name} with grid {tuple(shape[:3])}, block {tuple(shape[3:])}, "
-                                 f"{shared_bytes} bytes of dynamic shared memory", self.image)  # fmt: skip
-
-    def call(self, dims: tuple[ctypes.c_uint, ...], stream: ctypes.c_void_p, buffer: _Buffer) -> int:
-        """The driver call; returns its status."""
-        if self.image.cooperative:
-            return driver.unchecked().cuLaunchCooperativeKernel(self.handle, *dims, stream, buffer.one_by_one)
-        return self._launch_kernel(self.handle, *dims, stream, driver.NULL, buffer.all_words)
+                status = self.entry(*self.head, *dims, driver.WORDS[stream], buffer.words, *self.tail)
+        driver.check(status, f"Launching {self.image}", self.image)
 
 
 class Launcher:
@@ -209,7 +191,7 @@ class Launch:
         self.grid, self.block, self.stream, self.shared_bytes = limits.configuration(key)
         limits.check_shape(self.grid, self.block, launcher.image.name)
         self._stream = streams.handle(self.stream)
-        self._dims = tuple(map(ctypes.c_uint, (*self.grid, *self.block, self.shared_bytes)))
+        self._dims = tuple(map(ctypes.c_uint.from_param, (*self.grid, *self.block, self.shared_bytes)))
         self._count = len(launcher.image.parameters)
         self._ready: Loaded | None = None  # on the device of the last launch
 
@@ -224,10 +206,11 @@ class Launch:
             loaded.pack(values, buffer)
             stream = self._stream
             if stream is None:
-                stream = loaded.stream_for(values)
+                stream = loaded.stream_of(values)
             if loaded.foreign:
                 loaded.order(values, stream)
-            loaded.launch(self._dims, stream, buffer)
+            if status := loaded.entry(*loaded.head, *self._dims, driver.WORDS[stream], buffer.words, *loaded.tail):
+                loaded.again(status, self._dims, stream, buffer)
         except arrays.ElsewhereError:
             self._prepare(values)
             self(*values)
@@ -271,28 +254,26 @@ def common_device(kernel: str, names: list[str], values: tuple) -> int:
 class BoundLaunch:
     """A launch with everything fixed: call it without arguments, as often as you like."""
 
+    __slots__ = ("_again", "_call", "_current", "_keep", "_middle", "_tail")
+
     def __init__(self, launch: Launch, values: tuple):
         loaded = launch._prepare(values)
         buffer = loaded.new_buffer()
         loaded.pack(values, buffer)
-        self._keep = values
-        self._dims, self._loaded, self._buffer = launch._dims, loaded, buffer
-        self._stream_of = loaded.stream_reader(values) if launch._stream is None else None
-        self._leading = loaded.leading(values)
-        self._fixed = launch._stream or streams.LEGACY_DEFAULT
-        if loaded.image.cooperative:
-            self._direct: Callable = driver.unchecked().cuLaunchCooperativeKernel
-            self._tail: tuple = (buffer.one_by_one,)
-        else:
-            self._direct, self._tail = driver.unchecked().cuLaunchKernel, (driver.NULL, buffer.all_words)
-        self._head = (loaded.handle, *launch._dims)
-        self._words = driver.WORDS
+        fixed, dims = launch._stream, launch._dims
+        self._keep = (values, buffer)
+        self._again = lambda status, stream: loaded.again(status, dims, stream, buffer)
+        self._current: Callable[[], int] = (lambda: fixed) if fixed else (lambda: loaded.stream_of(values))
+        if fixed is None and loaded.leading is not None:
+            self._current = loaded.current_streams[type(values[loaded.leading])] or self._current
+        self._call, self._middle = loaded.entry, (*loaded.head, *dims)
+        self._tail = (buffer.words, *loaded.tail)
 
     def __call__(self) -> None:
         """Launch."""
-        stream = self._fixed if self._stream_of is None else self._stream_of(self._leading)
-        if self._direct(*self._head, self._words[stream], *self._tail):
-            self._loaded.launch(self._dims, stream, self._buffer)  # tries again, or says what is wrong
+        stream = self._current()
+        if status := self._call(*self._middle, _WORDS[stream], *self._tail):
+            self._again(status, stream)
 
 
 class Bound:

@@ -13,6 +13,7 @@ from devkernels.compiler.image import Parameter, itemsize
 from devkernels.compiler.signature import resolve
 from devkernels.errors import ArgumentError, ArgumentTypeError, ResourceError
 from devkernels.launch import arguments, limits
+from devkernels.launch.buffer import Buffer, places
 
 
 class SimulatedLaunch:
@@ -74,8 +75,9 @@ class SimulatedLaunch:
                     f"Kernel {kernel}: argument {parameter.name} must be a tuple {parameter}.", spec=parameter
                 )
             return tuple(map(self._converted, parameter.items, value))
-        (table := arguments.Table(parameter, kernel, 0, False, []))[type(value)](value)
-        del table
+        (place,) = places((parameter,))
+        table = arguments.Table(parameter, place, kernel, 0, False, [])
+        _ = table[type(value)]  # refuses what a GPU launch would refuse
         try:
             return numpy.dtype(parameter.dtype).type(value)
         except OverflowError:
@@ -116,8 +118,8 @@ def _check_array(kernel: str, parameter: Parameter, value: Any) -> None:
             f"{type(value).__module__}.{type(value).__qualname__}.",
             spec=parameter,
         )
-    words = arguments.ArrayWords(parameter, kernel)
+    (place,) = places((parameter,))
+    words = arguments.ArrayWords(parameter, place, kernel)
     if value.dtype.name != parameter.dtype or value.dtype.itemsize != itemsize(parameter.dtype):
         raise words.dtype_error(value.dtype)
-    words.strided(value.shape, value.strides)
-    words.check_layout(value.shape, value.strides)
+    words.strided(value.shape, value.strides, Buffer((parameter,)))

