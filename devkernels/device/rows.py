@@ -20,7 +20,8 @@ u64, u32 = (
 )  # offsets; 32 bits where a value stays inside a row, because a comparison then costs one
 
 
-def _inline(function):
+def inline(function):
+    """Make a device function that Numba inlines."""
     return cuda.jit(device=True, forceinline=True)(function)
 
 
@@ -41,21 +42,21 @@ def make_row(fft):
     return lambda f: cuda.blockIdx.x * per_block + cuda.threadIdx.y * batch
 
 
-def _first(fft):
+def first_position(fft):
     """Return a function that gives the first position of a thread in its row."""
     if fft.spec.is_block:
-        return _inline(lambda: u64(cuda.threadIdx.x))
-    return _inline(lambda: u64(0))
+        return inline(lambda: u64(cuda.threadIdx.x))
+    return inline(lambda: u64(0))
 
 
-def _left(elements: int):
+def elements_left(elements: int):
     """Return ``left(x, row, start)``: how many elements of ``x[row]`` take part from `start` on.
 
     None outside the array; at most `elements` in all. Each element is then masked by one comparison with a constant.
     """
     most = u32(elements)
 
-    @_inline
+    @inline
     def left(x, row, start):
         length = u64(x.shape[1])
         end = u32(length) if length < u64(most) else most
@@ -66,7 +67,7 @@ def _left(elements: int):
     return left
 
 
-def _walk(element_bytes: int, strided: bool):
+def walk(element_bytes: int, strided: bool):
     """Return ``(begin, at)``: the address of this thread's first element, and of the one `offset` elements on.
 
     `begin` is computed once and before any condition, so that what stays inside one is an access at a constant
@@ -76,34 +77,35 @@ def _walk(element_bytes: int, strided: bool):
     data_pointer, advance, settled = _intrinsics.data_pointer, _intrinsics.advance, _intrinsics.settled
     if strided:
 
-        @_inline
+        @inline
         def begin(x, row, start):
             step = u64(x.strides[1])
             return advance(data_pointer(x), settled(u64(row) * u64(x.strides[0]) + start * step)), step
     else:
 
-        @_inline
+        @inline
         def begin(x, row, start):
             return advance(data_pointer(x), settled(u64(row) * u64(x.strides[0]) + start * size)), size
 
-    @_inline
+    @inline
     def at(pointer, step, offset):
         return advance(pointer, u64(offset) * step)
 
-    @_inline
+    @inline
     def at_constant(pointer, step, offset):
         return advance(pointer, u64(offset) * size)
 
     return begin, at if strided else at_constant
 
 
-def _geometry(fft, side: str) -> tuple[int, int, int]:
+def geometry(fft, side: str) -> tuple[int, int, int]:
     """(slots of a thread, distance between them, elements of a row) on one side."""
     length = fft.input_length if side == "input" else fft.output_length
     return -(-length // fft.stride), fft.stride, length
 
 
-def _kind(fft, side: str) -> str:
+def side_kind(fft, side: str) -> str:
+    """``complex``, ``real`` (normal mode) or ``pair`` (folded mode): what one slot of this side holds."""
     real = (fft.spec.fft_type, side) in (("r2c", "input"), ("c2r", "output"))
     if not real:
         return "complex"
@@ -112,29 +114,33 @@ def _kind(fft, side: str) -> str:
 
 def make_load(fft, strided: bool):
     """Return ``load(x, row, thread_data)`` for the input side of `fft`."""
-    kind = _kind(fft, "input")
+    moved = side_kind(fft, "input")
     if fft.spec.precision == "float16":
-        return _load_halves(fft, kind, strided)
-    return {"complex": _load_complex, "real": _load_real, "pair": _load_pairs}[kind](fft, strided)
+        from devkernels.device import rows_half
+
+        return rows_half.make_load(fft, moved, strided)
+    return {"complex": _load_complex, "real": _load_real, "pair": _load_pairs}[moved](fft, strided)
 
 
 def make_store(fft, strided: bool):
     """Return ``store(thread_data, y, row)`` for the output side of `fft`."""
-    kind = _kind(fft, "output")
+    moved = side_kind(fft, "output")
     if fft.spec.precision == "float16":
-        return _store_halves(fft, kind, strided)
-    return {"complex": _store_complex, "real": _store_real, "pair": _store_pairs}[kind](fft, strided)
+        from devkernels.device import rows_half
+
+        return rows_half.make_store(fft, moved, strided)
+    return {"complex": _store_complex, "real": _store_real, "pair": _store_pairs}[moved](fft, strided)
 
 
 # -- complex values ---------------------------------------------------------------------------------------------
 
 
 def _load_complex(fft, strided):
-    slots, stride, length = _geometry(fft, "input")
+    slots, stride, length = geometry(fft, "input")
     value, number = _COMPLEX[fft.spec.precision], {"float32": np.complex64, "float64": np.complex128}
     read = _intrinsics.make_load(_REAL[fft.spec.precision], 2, value)
-    first, left, zero = _first(fft), _left(length), number[fft.spec.precision](0)
-    begin, at = _walk(value.bitwidth // 8, strided)
+    first, left, zero = first_position(fft), elements_left(length), number[fft.spec.precision](0)
+    begin, at = walk(value.bitwidth // 8, strided)
 
     def load(x, row, thread_data):
         start = first()
@@ -146,15 +152,15 @@ def _load_complex(fft, strided):
             else:
                 thread_data[u64(i)] = zero
 
-    return _inline(load)
+    return inline(load)
 
 
 def _store_complex(fft, strided):
-    slots, stride, length = _geometry(fft, "output")
+    slots, stride, length = geometry(fft, "output")
     value = _COMPLEX[fft.spec.precision]
     write = _intrinsics.make_store(_REAL[fft.spec.precision], 2, value)
-    first, left = _first(fft), _left(length)
-    begin, at = _walk(value.bitwidth // 8, strided)
+    first, left = first_position(fft), elements_left(length)
+    begin, at = walk(value.bitwidth // 8, strided)
 
     def store(thread_data, y, row):
         start = first()
@@ -164,19 +170,19 @@ def _store_complex(fft, strided):
             if u32(i * stride) < rest:
                 write(at(pointer, step, i * stride), u64(0), thread_data[u64(i)])
 
-    return _inline(store)
+    return inline(store)
 
 
 # -- reals, one per slot: thread_data seen as an array of reals -------------------------------------------------
 
 
 def _load_real(fft, strided):
-    slots, stride, length = _geometry(fft, "input")
+    slots, stride, length = geometry(fft, "input")
     real = _REAL[fft.spec.precision]
     read, put = _intrinsics.make_load(real, 1, real), _intrinsics.make_store(real, 1, real)
-    first, left, zero = _first(fft), _left(length), getattr(np, fft.spec.precision)(0)
+    first, left, zero = first_position(fft), elements_left(length), getattr(np, fft.spec.precision)(0)
     data_pointer = _intrinsics.data_pointer
-    begin, at = _walk(real.bitwidth // 8, strided)
+    begin, at = walk(real.bitwidth // 8, strided)
 
     def load(x, row, thread_data):
         start, own = first(), data_pointer(thread_data)
@@ -185,16 +191,16 @@ def _load_real(fft, strided):
         for i in range(slots):
             put(own, u64(i), read(at(pointer, step, i * stride), u64(0)) if u32(i * stride) < rest else zero)
 
-    return _inline(load)
+    return inline(load)
 
 
 def _store_real(fft, strided):
-    slots, stride, length = _geometry(fft, "output")
+    slots, stride, length = geometry(fft, "output")
     real = _REAL[fft.spec.precision]
     get, write = _intrinsics.make_load(real, 1, real), _intrinsics.make_store(real, 1, real)
-    first, left = _first(fft), _left(length)
+    first, left = first_position(fft), elements_left(length)
     data_pointer = _intrinsics.data_pointer
-    begin, at = _walk(real.bitwidth // 8, strided)
+    begin, at = walk(real.bitwidth // 8, strided)
 
     def store(thread_data, y, row):
         start, own = first(), data_pointer(thread_data)
@@ -204,18 +210,18 @@ def _store_real(fft, strided):
             if u32(i * stride) < rest:
                 write(at(pointer, step, i * stride), u64(0), get(own, u64(i)))
 
-    return _inline(store)
+    return inline(store)
 
 
 # -- pairs of reals (folded mode): wide accesses where a row without gaps starts on such an address --------------
 
 
 def _load_pairs(fft, strided):
-    slots, stride, _ = _geometry(fft, "input")
+    slots, stride, _ = geometry(fft, "input")
     real, value = _REAL[fft.spec.precision], _COMPLEX[fft.spec.precision]
     read_pair, read = _intrinsics.make_load(real, 2, value), _intrinsics.make_load(real, 1, real)
-    first, left, zero = _first(fft), _left(fft.size), getattr(np, fft.spec.precision)(0)
-    begin, at = _walk(real.bitwidth // 8, strided)
+    first, left, zero = first_position(fft), elements_left(fft.size), getattr(np, fft.spec.precision)(0)
+    begin, at = walk(real.bitwidth // 8, strided)
     misaligned, pair_bytes = _intrinsics.misaligned, value.bitwidth // 8
 
     def load(x, row, thread_data):
@@ -235,15 +241,15 @@ def _load_pairs(fft, strided):
                     b = read(at(pointer, step, 2 * i * stride + 1), u64(0))
             thread_data[u64(i)] = complex(a, b)
 
-    return _inline(load)
+    return inline(load)
 
 
 def _store_pairs(fft, strided):
-    slots, stride, _ = _geometry(fft, "output")
+    slots, stride, _ = geometry(fft, "output")
     real, value = _REAL[fft.spec.precision], _COMPLEX[fft.spec.precision]
     write_pair, write = _intrinsics.make_store(real, 2, value), _intrinsics.make_store(real, 1, real)
-    first, left = _first(fft), _left(fft.size)
-    begin, at = _walk(real.bitwidth // 8, strided)
+    first, left = first_position(fft), elements_left(fft.size)
+    begin, at = walk(real.bitwidth // 8, strided)
     misaligned, pair_bytes = _intrinsics.misaligned, value.bitwidth // 8
 
     def store(thread_data, y, row):
@@ -261,120 +267,4 @@ def _store_pairs(fft, strided):
                 if u32(2 * i * stride + 1) < rest:
                     write(at(pointer, step, 2 * i * stride + 1), u64(0), pair.imag)
 
-    return _inline(store)
-
-
-# -- float16: rows r and r + 1 side by side ----------------------------------------------------------------------
-#
-# A value of two rows is re, re, im, im (16 bits each, the lower row first); a real sample of two rows is 32 bits.
-# In memory a complex element of (rows, length, 2) is one aligned 32-bit word; samples of a real row move alone.
-
-
-def _half_word(kind: str):
-    return types.uint32 if kind == "complex" else types.uint16
-
-
-def _load_halves(fft, kind, strided):
-    slots, stride, length = _geometry(fft, "input")
-    pair, parts = kind == "pair", 2 if kind == "pair" else 1
-    word = _half_word(kind)
-    read = _intrinsics.make_load(word, 1, word)
-    put32 = _intrinsics.make_store(types.uint32, 1, types.uint32)
-    put64 = _intrinsics.make_store(types.uint64, 1, types.uint64)
-    first, left, data_pointer = _first(fft), _left(fft.size if pair else length), _intrinsics.data_pointer
-    begin, at = _walk(word.bitwidth // 8, strided)
-
-    @_inline
-    def element(pointer, step, offset, rest):
-        return u64(read(at(pointer, step, offset), u64(0))) if u32(offset) < rest else u64(0)
-
-    def load_real(x, row, thread_data):
-        start, own, other = first(), data_pointer(thread_data), u64(row) + u64(1)
-        rest0, rest1 = left(x, row, start), left(x, other, start)
-        (p0, step), (p1, _) = begin(x, row, start), begin(x, other, start)
-        for i in range(slots):
-            bits = element(p0, step, i * stride, rest0) | (element(p1, step, i * stride, rest1) << u64(16))
-            put32(own, u64(i), u32(bits))
-
-    def load_complex(x, row, thread_data):
-        start, own, other = u64(parts) * first(), data_pointer(thread_data), u64(row) + u64(1)
-        rest0, rest1 = left(x, row, start), left(x, other, start)
-        (p0, step), (p1, _) = begin(x, row, start), begin(x, other, start)
-        for i in range(slots):
-            k = parts * i * stride
-            a, b = element(p0, step, k, rest0), element(p1, step, k, rest1)
-            if pair:
-                a |= element(p0, step, k + 1, rest0) << u64(16)
-                b |= element(p1, step, k + 1, rest1) << u64(16)
-            low = (a & u64(0xFFFF)) | ((b & u64(0xFFFF)) << u64(16))
-            put64(own, u64(i), low | (((a >> u64(16)) | ((b >> u64(16)) << u64(16))) << u64(32)))
-
-    return _inline(load_real if kind == "real" else load_complex)
-
-
-def _store_halves(fft, kind, strided):
-    slots, stride, length = _geometry(fft, "output")
-    pair, parts = kind == "pair", 2 if kind == "pair" else 1
-    word = _half_word(kind)
-    write = _intrinsics.make_store(word, 1, word)
-    narrow, mask = (np.uint32, u64(0xFFFFFFFF)) if kind == "complex" else (np.uint16, u64(0xFFFF))
-    get32 = _intrinsics.make_load(types.uint32, 1, types.uint32)
-    get64 = _intrinsics.make_load(types.uint64, 1, types.uint64)
-    first, left, data_pointer = _first(fft), _left(fft.size if pair else length), _intrinsics.data_pointer
-    begin, at = _walk(word.bitwidth // 8, strided)
-
-    @_inline
-    def element(pointer, step, offset, rest, bits):
-        if u32(offset) < rest:
-            write(at(pointer, step, offset), u64(0), narrow(bits & mask))
-
-    def store_real(thread_data, y, row):
-        start, own, other = first(), data_pointer(thread_data), u64(row) + u64(1)
-        rest0, rest1 = left(y, row, start), left(y, other, start)
-        (p0, step), (p1, _) = begin(y, row, start), begin(y, other, start)
-        for i in range(slots):
-            bits = u64(get32(own, u64(i)))
-            element(p0, step, i * stride, rest0, bits)
-            element(p1, step, i * stride, rest1, bits >> u64(16))
-
-    def store_complex(thread_data, y, row):
-        start, own, other = u64(parts) * first(), data_pointer(thread_data), u64(row) + u64(1)
-        rest0, rest1 = left(y, row, start), left(y, other, start)
-        (p0, step), (p1, _) = begin(y, row, start), begin(y, other, start)
-        for i in range(slots):
-            k, bits = parts * i * stride, get64(own, u64(i))
-            if pair:
-                element(p0, step, k, rest0, bits)
-                element(p1, step, k, rest1, bits >> u64(16))
-                element(p0, step, k + 1, rest0, bits >> u64(32))
-                element(p1, step, k + 1, rest1, bits >> u64(48))
-            else:
-                re, im = bits & u64(0xFFFFFFFF), bits >> u64(32)
-                element(p0, step, k, rest0, (re & u64(0xFFFF)) | ((im & u64(0xFFFF)) << u64(16)))
-                element(p1, step, k, rest1, (re >> u64(16)) | ((im >> u64(16)) << u64(16)))
-
-    return _inline(store_real if kind == "real" else store_complex)
-
-
-def make_pack():
-    """Return the body of ``f.pack(first, second)``."""
-    to_half = _intrinsics.make_float_to_half()
-    f32 = np.float32
-
-    def pack(f, first, second):
-        low = to_half(f32(first.real)) | (to_half(f32(second.real)) << u64(16))
-        return low | (to_half(f32(first.imag)) << u64(32)) | (to_half(f32(second.imag)) << u64(48))
-
-    return pack
-
-
-def make_unpack():
-    """Return the body of ``f.unpack(value)``."""
-    to_float = _intrinsics.make_half_to_float()
-
-    def unpack(f, value):
-        first = complex(to_float(value), to_float(value >> u64(32)))
-        second = complex(to_float(value >> u64(16)), to_float(value >> u64(48)))
-        return first, second
-
-    return unpack
+    return inline(store)

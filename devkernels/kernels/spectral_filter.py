@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 
 from devkernels.device.fft import DeviceFFT, fft
-from devkernels.device.inline import device_function
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedSizeError
 from devkernels.kernels import arrays
-from devkernels.launch.jit import kernel
-from devkernels.lazy import cuda
+from devkernels.kernels.spectral_kernels import array_kernel, forward_fft, function_kernel
 from devkernels.spec import whole_number
 
 _PRECISION = {"float16": "float16", "complex32": "float16", "float32": "float32", "complex64": "float32",
@@ -55,148 +53,6 @@ class _Rows:
     def real(self) -> bool:
         """Whether samples are real."""
         return self.dtype.startswith("float")
-
-
-def _forward(size: int, dtype: str, sm: object, ffts_per_block: object, elements_per_thread: object) -> DeviceFFT:
-    rows = _Rows(dtype)
-    knobs = dict(
-        precision=_PRECISION[dtype], sm=sm, ffts_per_block=ffts_per_block, elements_per_thread=elements_per_thread
-    )
-    if not rows.real:
-        return fft(fft_type="c2c", size=size, direction="forward", **knobs)
-    # Folded mode transforms N reals as N/2 complex values; it exists for powers of two.
-    folded = size >= 4 and size & (size - 1) == 0
-    options = {"complex_layout": "natural", "real_mode": "folded" if folded else "normal"}
-    return fft(fft_type="r2c", size=size, real_fft_options=options, **knobs)
-
-
-# -- the middle of the kernel: multiply the spectrum, scaled so that the pair of transforms is the identity ------
-
-
-def _multiply_by_array(forward: DeviceFFT) -> Callable:
-    """Device function ``f(thread_data, h, row)`` for values that are complex numbers."""
-    slots, bins = -(-forward.output_length // forward.stride), forward.output_length
-    scale = forward.precision(1 / forward.scale)
-
-    def apply(thread_data, h, row):
-        for i in range(slots):
-            k = forward.index(i)
-            if k < bins:
-                thread_data[i] = thread_data[i] * (h[row, k] * scale)
-
-    return device_function(apply)
-
-
-def _multiply_by_row(forward: DeviceFFT, inverse: DeviceFFT) -> Callable:
-    """As `_multiply_by_array` for a complex h of the data's precision: read by the inverse's own wide loads."""
-    slots, storage, value_type = -(-forward.output_length // forward.stride), forward.storage_size, forward.value_type
-    scale = forward.precision(1 / forward.scale)
-
-    def apply(thread_data, h, row):
-        factors = cuda.local.array(storage, value_type)
-        inverse.load(h, row, factors)
-        for i in range(slots):
-            thread_data[i] = thread_data[i] * factors[i] * scale
-
-    return device_function(apply)
-
-
-def _multiply_halves(forward: DeviceFFT) -> Callable:
-    """As `_multiply_by_array` for float16: one value holds rows r and r + 1, arithmetic is in float32."""
-    slots, bins = -(-forward.output_length // forward.stride), forward.output_length
-    scale = np.float32(1 / forward.scale)
-
-    def apply(thread_data, h, row, other):
-        for i in range(slots):
-            k = forward.index(i)
-            if k < bins:
-                first, second = forward.unpack(thread_data[i])
-                thread_data[i] = forward.pack(first * (h[row, k] * scale), second * (h[other, k] * scale))
-
-    return device_function(apply)
-
-
-def _apply_function(forward: DeviceFFT, op: Callable) -> Callable:
-    """Device function ``f(thread_data)`` that puts every value of the spectrum through the user's ``op(X, k)``."""
-    slots, bins = -(-forward.output_length // forward.stride), forward.output_length
-    op = device_function(op)
-    if forward.spec.precision == "float16":
-        scale = np.float32(1 / forward.scale)
-
-        def apply(thread_data):
-            for i in range(slots):
-                k = forward.index(i)
-                if k < bins:
-                    first, second = forward.unpack(thread_data[i])
-                    thread_data[i] = forward.pack(op(first, k) * scale, op(second, k) * scale)
-    else:
-        scale = forward.precision(1 / forward.scale)
-
-        def apply(thread_data):
-            for i in range(slots):
-                k = forward.index(i)
-                if k < bins:
-                    thread_data[i] = op(thread_data[i], k) * scale
-
-    return device_function(apply)
-
-
-# -- kernels ---------------------------------------------------------------------------------------------------------
-
-
-def _array_kernel(forward: DeviceFFT, wide: bool):
-    inverse = forward.inverse()
-    storage, value_type = forward.storage_size, forward.value_type
-    if forward.spec.precision == "float16":
-        apply = _multiply_halves(forward)
-
-        def spectral_filter(x, h, y):
-            thread_data = cuda.local.array(storage, value_type)
-            shared_mem = cuda.shared.array(0, value_type)
-            row = forward.row()
-            forward.load(x, row, thread_data)
-            forward(thread_data, shared_mem)
-            # One filter for all rows has one row; rows past the end of the batch read any row and are not stored.
-            apply(thread_data, h, min(row, h.shape[0] - 1), min(row + 1, h.shape[0] - 1))
-            inverse(thread_data, shared_mem)
-            inverse.store(thread_data, y, row)
-    else:
-        apply = _multiply_by_row(forward, inverse) if wide else _multiply_by_array(forward)
-
-        def spectral_filter(x, h, y):
-            thread_data = cuda.local.array(storage, value_type)
-            shared_mem = cuda.shared.array(0, value_type)
-            row = forward.row()
-            forward.load(x, row, thread_data)
-            forward(thread_data, shared_mem)
-            apply(thread_data, h, min(row, h.shape[0] - 1))
-            inverse(thread_data, shared_mem)
-            inverse.store(thread_data, y, row)
-
-    return kernel(spectral_filter, launch_bounds=_threads(forward))
-
-
-def _function_kernel(forward: DeviceFFT, op: Callable):
-    inverse = forward.inverse()
-    storage, value_type = forward.storage_size, forward.value_type
-    apply = _apply_function(forward, op)
-
-    def spectral_filter(x, y):
-        thread_data = cuda.local.array(storage, value_type)
-        shared_mem = cuda.shared.array(0, value_type)
-        row = forward.row()
-        forward.load(x, row, thread_data)
-        forward(thread_data, shared_mem)
-        apply(thread_data)
-        inverse(thread_data, shared_mem)
-        inverse.store(thread_data, y, row)
-
-    return kernel(spectral_filter, launch_bounds=_threads(forward))
-
-
-def _threads(forward: DeviceFFT) -> int:
-    x, y, z = forward.block_dim
-    return x * y * z
 
 
 @dataclass
@@ -248,10 +104,10 @@ class SpectralFilter:
         """Return the kernel that filters with an H of `filter_dtype`, or with the device function."""
         if filter_dtype not in self._kernels:
             if self.op is not None:
-                self._kernels[filter_dtype] = _function_kernel(self.fft, self.op)
+                self._kernels[filter_dtype] = function_kernel(self.fft, self.op)
             else:
                 wide = filter_dtype == _FILTER_COMPLEX[_PRECISION[self.dtype]]
-                self._kernels[filter_dtype] = _array_kernel(self.fft, wide)
+                self._kernels[filter_dtype] = array_kernel(self.fft, wide)
         return self._kernels[filter_dtype]
 
     def __call__(self, x: Any, H: Any = None, *, out: Any = None, stream: Any = None) -> Any:
@@ -419,7 +275,7 @@ def make_spectral_filter(
     if op is not None and not callable(op):
         raise SpecError(f"op={op!r} is not a function op(X, k).")
     try:
-        forward = _forward(points, name, sm, ffts_per_block, elements_per_thread)
+        forward = forward_fft(points, _PRECISION[name], _Rows(name).real, sm, ffts_per_block, elements_per_thread)
     except UnsupportedSizeError as error:
         kind = "r2c" if _Rows(name).real else "c2c"
         try:
