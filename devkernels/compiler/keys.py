@@ -19,6 +19,7 @@ from devkernels.canonical import encode
 from devkernels.errors import DevkernelsError
 
 # Their versions are in every key, so that a name in them says all.
+_NVMATH_OBJECTS = {"nvmath.device.cufftdx.FFT", "nvmath.device.cublasdx.Matmul"}
 _VERSIONED = {"numba", "numba_cuda", "llvmlite", "numpy", "nvmath", "cuda", "devkernels", "builtins"}
 
 
@@ -136,6 +137,8 @@ class _Walk:
         spec = getattr(value, "spec", None)
         if spec is not None and type(value).__module__.partition(".")[0] == "devkernels":
             return ("device object", cls, self.value(spec))
+        if cls in _NVMATH_OBJECTS:  # by what they were made of; their traits follow from it
+            return ("device object", cls, self.value({k: v for k, v in vars(value).items() if k != "_traits"}))
         if hasattr(value, "key") and hasattr(value, "mangling_args"):  # numba.core.types.Type
             return ("numba type", cls, str(value))
         if isinstance(value, types.BuiltinFunctionType) or hasattr(value, "__qualname__"):

@@ -644,3 +644,43 @@ def test_a_warm_program_imports_no_compiler(tmp_path):
     second = run(WARM, **environment)
     assert second.returncode == 0, second.stderr
     assert second.stdout.split() == ["0"]
+
+
+NVMATH = """
+import cupy as cp, numpy as np
+import devkernels
+from devkernels import cache, cuda
+from nvmath.device import FFT, float32x2, float32x2_type
+
+fft = FFT(fft_type="c2c", size=64, precision=np.float32, direction="forward", execution="Block", ffts_per_block=1)
+storage, stride, count = fft.storage_size, fft.stride, fft.elements_per_thread
+
+@devkernels.kernel
+def transform(x, y):
+    thread_data = cuda.local.array(storage, float32x2_type)
+    shared = cuda.shared.array(0, float32x2_type)
+    row = cuda.blockIdx.x
+    for i in range(count):
+        a = x[row, cuda.threadIdx.x + i * stride]
+        thread_data[i] = float32x2(a.real, a.imag)
+    fft.execute(thread_data, shared)
+    for i in range(count):
+        y[row, cuda.threadIdx.x + i * stride] = complex(thread_data[i].x, thread_data[i].y)
+
+x = cp.random.standard_normal((5, 128)).astype(np.float32).view(np.complex64)
+y = cp.full_like(x, np.nan)
+transform[5, tuple(fft.block_dim), None, fft.shared_memory_size](x, y)
+assert float(cp.linalg.norm(y - cp.fft.fft(x)) / cp.linalg.norm(y)) < 1e-5
+print(cache.counts()["builds"])
+"""
+
+
+def test_kernels_with_nvmaths_own_objects_are_kept_too(tmp_path):
+    pytest.importorskip("nvmath")
+    environment = {"DEVKERNELS_CACHE_DIR": str(tmp_path)}
+    first = run(NVMATH, **environment)
+    assert first.returncode == 0, first.stderr
+    assert int(first.stdout.split()[-1]) == 1
+    second = run(NVMATH, DEVKERNELS_DISABLE_JIT="1", **environment)
+    assert second.returncode == 0, second.stderr
+    assert second.stdout.split()[-1] == "0"
