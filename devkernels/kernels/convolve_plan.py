@@ -75,6 +75,15 @@ def window(mode: str, length: int, taps: int) -> tuple[int, int]:
     raise SpecError(f"mode={mode!r} must be one of {', '.join(MODES)}.")
 
 
+def longest_linear(dtype: str) -> int:
+    """Longest row, or filter, that one transform convolves."""
+    return (
+        choose.largest(word_bytes(COMPUTE[dtype]))
+        * (1 if not dtype.startswith("complex") else 8)
+        // (1 if not dtype.startswith("complex") else 9)
+    )
+
+
 def word_bytes(precision: str) -> int:
     """Bytes of a complex number of this precision."""
     return 8 if precision == "float32" else 16
@@ -130,15 +139,23 @@ def plan_rows(mode: str, length: int, taps: int, dtype: str, method: str | None 
     method : {"overlap"}, optional
         Overlap-save also where one transform holds the row.
     """
+    start, samples = window(mode, length, taps)
+    if mode == "circular" and taps > length:
+        raise SpecError(f"mode='circular' needs a filter no longer than the rows: {taps} > {length}.")
+    return plan_window(start, samples, length, taps, dtype, mode == "circular", method)
+
+
+@functools.lru_cache(maxsize=1024)
+def plan_window(
+    start: int, samples: int, length: int, taps: int, dtype: str, circular: bool = False, method: str | None = None
+) -> RowPlan:
+    """`plan_rows` for `samples` samples from sample `start` of the full (or circular) convolution."""
     if max(length, taps) > _LONGEST:
         raise UnsupportedSizeError(f"Rows of {max(length, taps)} samples are too long; the most is {_LONGEST}.")
     precision = COMPUTE[dtype]
     real = not dtype.startswith("complex")
-    start, samples = window(mode, length, taps)
     common = dict(length=length, taps=taps, start=start, window=samples, precision=precision)
-    if mode == "circular":
-        if taps > length:
-            raise SpecError(f"mode='circular' needs a filter no longer than the rows: {taps} > {length}.")
+    if circular:
         if method is None and length >= 2 and _has_plan(length, precision):
             return RowPlan("circular", length, **common)
         size = _segment_size(taps, samples, precision)
@@ -154,6 +171,6 @@ def plan_rows(mode: str, length: int, taps: int, dtype: str, method: str | None 
             return RowPlan("overlap", overlap, **common)
     top = choose.largest(word_bytes(precision))
     raise UnsupportedSizeError(
-        f"A filter of {taps} samples for rows of {length} ({dtype}, mode={mode!r}) is too long for transforms of at "
+        f"A filter of {taps} samples for rows of {length} ({dtype}) is too long for transforms of at "
         f"most {top} points; filters up to {top * 8 // 9} samples are supported."
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -163,6 +164,12 @@ class FFTConvolve:
             h = _expand(h, (*rule.shape, self.plan.taps))
         if expand_x:
             x = _expand(x, (*rule.shape, self.plan.length))
+        if h is not None and _differentiable(seen, x, h):
+            if out is not None:
+                raise ArgumentError("out cannot be given where gradients are recorded; use torch.no_grad().", spec=self)
+            from devkernels.kernels.convolve_grad import apply
+
+            return apply(self, x, h)
         shape = (*rule.shape, self.plan.window)
         if out is not None:
             self._check_out(out, seen, shape)
@@ -173,6 +180,10 @@ class FFTConvolve:
         rows = arrays.cast(x, self.dtype).reshape(-1)
         self._launch(rows, spectra.data, result.reshape(-1), rule, stream)
         return result
+
+    def run(self, x: Any, h: Any) -> Any:
+        """`__call__` without a record of gradients."""
+        return self(_detached(x), _detached(h))
 
     def _check_out(self, out: Any, seen: arrays.Described, shape: tuple[int, ...]) -> None:
         mine = arrays.describe(out, "out")
@@ -217,6 +228,15 @@ class FFTConvolve:
             lambda x, spectra, out: launch(x, spectra, out, *numbers),
             ("out",),
         )
+
+
+def _differentiable(seen: arrays.Described, x: Any, h: Any) -> bool:
+    """Whether torch is recording gradients of these arrays."""
+    return seen.library == "torch" and sys.modules["torch"].is_grad_enabled() and (x.requires_grad or h.requires_grad)
+
+
+def _detached(array: Any) -> Any:
+    return array.detach() if arrays.library(array, "array") == "torch" else array
 
 
 @dataclass(frozen=True)
