@@ -278,7 +278,7 @@ def make_plan(
     Parameters
     ----------
     radices : tuple of int
-        2 to 32 each; their product is the length.
+        2 to 64 each (beyond 32 registers are short); their product is the length.
     elements : int
         Elements per thread, a multiple of every radix.
     rows : int
@@ -288,8 +288,8 @@ def make_plan(
     columns : bool
         The rows of a block are neighbouring columns of memory, and threadIdx.x runs over them.
     """
-    if not radices or any(not 2 <= r <= 32 for r in radices):
-        raise SpecError(f"Radices {radices} must be numbers from 2 to 32.")
+    if not radices or any(not 2 <= r <= 64 for r in radices):
+        raise SpecError(f"Radices {radices} must be numbers from 2 to 64.")
     if any(elements % r for r in radices):
         raise SpecError(f"{elements} elements per thread are not a multiple of every radix of {radices}.")
     size = index.prefix_products(radices)[-1]

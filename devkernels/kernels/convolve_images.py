@@ -10,6 +10,8 @@ array plate and group make page ``q * groups + g``, of `height` rows of `width` 
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numba import cuda
 
@@ -18,6 +20,7 @@ from devkernels.engine.block_fft import BlockFFT
 from devkernels.kernels.convolve_rows import _finish
 
 
+@functools.lru_cache(maxsize=256)
 def rows_forward_kernel(fft: BlockFFT, dtype: str):
     """Kernel ``f(x, work, images, groups, image_rows, image_columns, page_rows)``: grid (chunks of rows, pages)."""
     real = not dtype.startswith("complex")
@@ -49,6 +52,7 @@ def rows_forward_kernel(fft: BlockFFT, dtype: str):
     return _finish(fft, transform_rows)
 
 
+@functools.lru_cache(maxsize=256)
 def columns_kernel(fft: BlockFFT, width: int):
     """Kernel ``f(work, spectra, groups, image_rows, page_rows, start, window)``: grid (chunks of columns, pages).
 
@@ -83,6 +87,7 @@ def columns_kernel(fft: BlockFFT, width: int):
     return _finish(fft, filter_columns)
 
 
+@functools.lru_cache(maxsize=256)
 def rows_inverse_kernel(fft: BlockFFT, dtype: str):
     """Kernel ``f(work, out, images, groups, out_rows, out_columns, page_rows, start)``; grid as in the forward one."""
     real = not dtype.startswith("complex")

@@ -94,7 +94,6 @@ class FFTConvolve:
         self.fft: BlockFFT = block_fft(
             plan.size, plan.precision, frequency_offset=-0.25 if linear else 0.0, real_input=linear
         )
-        self._kernels: dict[object, Any] = {}
 
     def __repr__(self) -> str:
         return f"<FFTConvolve {self.mode} of {self.plan.length} with {self.plan.taps}, {self.dtype}: {self.describe()}>"
@@ -126,20 +125,11 @@ class FFTConvolve:
         flat = arrays.cast(h, self.dtype).reshape(-1)
         count = math.prod(seen.shape[:-1])
         spectra = arrays.empty(h, (count * self.fft.size,), self.fft.dtype.name)
-        run = self._kernel("filter", lambda: convolve_rows.filter_kernel(self._filter_fft(), self.dtype))
-        launch = run[self._filter_fft().launch(rows=count)]
+        launch = convolve_rows.filter_kernel(self.fft, self.dtype)[self.fft.launch(rows=count)]
         arrays.run_where_kernels_live(
             {"h": flat, "spectra": spectra}, lambda h, spectra: launch(h, spectra, count, self.plan.taps), ("spectra",)
         )
         return Spectra(seen.shape[:-1], spectra)
-
-    def _filter_fft(self) -> BlockFFT:
-        return self.fft
-
-    def _kernel(self, key: object, make: Callable) -> Any:
-        if key not in self._kernels:
-            self._kernels[key] = make()
-        return self._kernels[key]
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
@@ -203,7 +193,7 @@ class FFTConvolve:
         kind = convolve_rows.Rows(self.dtype, rule.layout, rule.repeats, self.prologue, self.epilogue)
         per_block = fft.ffts_per_block
         if plan.method == "overlap":
-            run = self._kernel(kind, lambda: convolve_rows.overlap_kernel(fft, kind, plan.wraps))
+            run = convolve_rows.overlap_kernel(fft, kind, plan.wraps)
             segments = -(-plan.window // (plan.hop * (2 if kind.real else 1)))
             high = -(-rule.rows // _MOST_GRID_Y)
             grid = (-(-segments // per_block), -(-rule.rows // high), high)
@@ -216,12 +206,12 @@ class FFTConvolve:
             grid = (-(-rule.members // (per_block * (2 if pairs else 1))), rule.groups)
             numbers = (rule.members, rule.groups, rule.inner, rule.x_inner, rule.x_rows)
             if plan.method == "linear":
-                run = self._kernel(kind, lambda: convolve_rows.linear_kernel(fft, kind, plan.whole, plan.tail))
+                run = convolve_rows.linear_kernel(fft, kind, plan.whole, plan.tail)
                 numbers += (plan.length, plan.start, plan.window)
             elif pairs:
-                run = self._kernel(kind, lambda: convolve_rows.circular_pair_kernel(fft, kind))
+                run = convolve_rows.circular_pair_kernel(fft, kind)
             else:
-                run = self._kernel(kind, lambda: convolve_rows.circular_kernel(fft, kind))
+                run = convolve_rows.circular_kernel(fft, kind)
         launch = run[grid, fft.block_dim, stream or 0, fft.shared_memory_size]
         arrays.run_where_kernels_live(
             {"x": x, "spectra": spectra, "out": out},

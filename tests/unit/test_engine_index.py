@@ -213,7 +213,7 @@ def test_bank_passes():
     assert bank_passes(np.arange(32) * 8, 16) == 8.0
 
 
-@pytest.mark.parametrize(("radices", "elements"), [((33, 2), 66), ((8, 8), 12), ((), 1), ((4, 4), 32)])
+@pytest.mark.parametrize(("radices", "elements"), [((65, 2), 130), ((8, 8), 12), ((), 1), ((4, 4), 32)])
 def test_impossible_plans_are_refused(radices, elements):
     with pytest.raises(SpecError):
         make_plan(radices, elements)
