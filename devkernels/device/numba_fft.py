@@ -15,7 +15,7 @@ from numba.cuda.descriptor import cuda_target
 from numba.cuda.extending import core_models, overload_attribute, overload_method, register_model
 
 from devkernels import target, traits
-from devkernels.device import _intrinsics, rows
+from devkernels.device import _intrinsics, rows, rows_half
 from devkernels.device.code import FunctionRequest, linkable
 from devkernels.errors import TargetError
 
@@ -155,12 +155,17 @@ def _check_rows(fft, array, side: str, name: str) -> None:
         raise TypingError(f"{name} is in column order; its last axis must be contiguous (numpy.ascontiguousarray).")
 
 
+def _moves(fft):
+    """The module whose loops move this transform's rows."""
+    return rows_half if fft.spec.precision == "float16" else rows
+
+
 @overload_method(DeviceFFTType, "load", jit_options=INLINE)
 def _load(f, x, row, thread_data):
     fft = f.fft
     _check_rows(fft, x, "input", "x")
     _check_values(fft, thread_data, "thread_data")
-    body = rows.make_load(fft, strided=x.layout != "C")
+    body = _moves(fft).make_load(fft, strided=x.layout != "C")
 
     def load(f, x, row, thread_data):
         body(x, row, thread_data)
@@ -173,7 +178,7 @@ def _store(f, thread_data, y, row):
     fft = f.fft
     _check_rows(fft, y, "output", "y")
     _check_values(fft, thread_data, "thread_data")
-    body = rows.make_store(fft, strided=y.layout != "C")
+    body = _moves(fft).make_store(fft, strided=y.layout != "C")
 
     def store(f, thread_data, y, row):
         body(thread_data, y, row)
@@ -197,14 +202,14 @@ def _row(f):
 def _pack(f, first, second):
     if f.fft.spec.precision != "float16":
         raise TypingError("pack() is for precision float16; other values are plain complex numbers.")
-    return rows.make_pack()
+    return rows_half.make_pack()
 
 
 @overload_method(DeviceFFTType, "unpack", jit_options=INLINE)
 def _unpack(f, value):
     if f.fft.spec.precision != "float16":
         raise TypingError("unpack() is for precision float16; other values are plain complex numbers.")
-    return rows.make_unpack()
+    return rows_half.make_unpack()
 
 
 # This module is first imported while a kernel is being typed, when Numba has read its registries already.

@@ -1,7 +1,7 @@
 """The loops behind `f.load` and `f.store`: one row between global memory and registers, as plain Numba functions.
 
 In: a `DeviceFFT`. Out: device functions that Numba inlines into the kernel. Each side of a transform is one of three
-kinds: complex values, reals (normal mode), or pairs of reals (folded mode); float16 moves two rows at once. A row's
+kinds: complex values, reals (normal mode), or pairs of reals (folded mode). float16: see rows_half.py. A row's
 mask and its batch tail are one unsigned count of elements left, so an element costs one comparison.
 """
 
@@ -115,20 +115,12 @@ def side_kind(fft, side: str) -> str:
 def make_load(fft, strided: bool):
     """Return ``load(x, row, thread_data)`` for the input side of `fft`."""
     moved = side_kind(fft, "input")
-    if fft.spec.precision == "float16":
-        from devkernels.device import rows_half
-
-        return rows_half.make_load(fft, moved, strided)
     return {"complex": _load_complex, "real": _load_real, "pair": _load_pairs}[moved](fft, strided)
 
 
 def make_store(fft, strided: bool):
     """Return ``store(thread_data, y, row)`` for the output side of `fft`."""
     moved = side_kind(fft, "output")
-    if fft.spec.precision == "float16":
-        from devkernels.device import rows_half
-
-        return rows_half.make_store(fft, moved, strided)
     return {"complex": _store_complex, "real": _store_real, "pair": _store_pairs}[moved](fft, strided)
 
 

@@ -11,16 +11,17 @@ import numpy as np
 from numba import types
 
 from devkernels.device import _intrinsics
-from devkernels.device.rows import elements_left, first_position, geometry, inline, u32, u64, walk
+from devkernels.device.rows import elements_left, first_position, geometry, inline, side_kind, u32, u64, walk
 
 
 def _half_word(kind: str):
     return types.uint32 if kind == "complex" else types.uint16
 
 
-def make_load(fft, kind: str, strided: bool):
+def make_load(fft, strided: bool):
     """Return ``load(x, row, thread_data)`` of rows `row` and `row` + 1."""
     slots, stride, length = geometry(fft, "input")
+    kind = side_kind(fft, "input")
     pair, parts = kind == "pair", 2 if kind == "pair" else 1
     word = _half_word(kind)
     read = _intrinsics.make_load(word, 1, word)
@@ -61,9 +62,10 @@ def make_load(fft, kind: str, strided: bool):
     return inline(load_real if kind == "real" else load_complex)
 
 
-def make_store(fft, kind: str, strided: bool):
+def make_store(fft, strided: bool):
     """Return ``store(thread_data, y, row)`` of rows `row` and `row` + 1."""
     slots, stride, length = geometry(fft, "output")
+    kind = side_kind(fft, "output")
     pair, parts = kind == "pair", 2 if kind == "pair" else 1
     word = _half_word(kind)
     write = _intrinsics.make_store(word, 1, word)

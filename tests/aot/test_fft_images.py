@@ -138,3 +138,13 @@ def test_spectral_filter_has_one_kernel_and_no_spills():
     assert sass.counts["LDG.E.64"] >= 2 * per_thread  # x, H (and twiddles of the transforms)
     assert sass.counts["STG.E.64"] == per_thread
     assert sass.counts["LDG.E"] == 0
+
+
+def test_half_precision_values_are_packed_in_registers():
+    plan = devkernels.make_spectral_filter(64, "float16", sm="sm_90")
+    halves = rows_of(F16)
+    image = compile_kernel(plan.kernel("complex64"), types.void(halves, rows_of(C64), halves), "sm_90")
+    sass = Sass(image)
+    assert image.local_bytes == 0
+    assert sass.spills == 0
+    assert sass.count("HADD2", "HFMA2", "HMUL2") > 0
