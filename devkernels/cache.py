@@ -39,6 +39,7 @@ _guard = threading.RLock()
 _building: dict[tuple[str, str], threading.Lock] = {}
 _counts: Counter[tuple[str, str]] = Counter()
 _warned: set[str] = set()
+_unpruned = float("inf")  # bytes written since the last prune
 
 
 # ---------------------------------------------------------------- the public calls
@@ -121,7 +122,8 @@ def put(kind: str, key: str, data: bytes) -> None:
         _warn_once("write", f"Compiled code cannot be kept in {folder()} ({error}); it is kept in memory only. "
                             f"Set DEVKERNELS_CACHE_DIR to a folder that can be written.")  # fmt: skip
         return
-    prune()
+    if _time_to_prune(len(data)):
+        prune()
 
 
 def remember(kind: str, key: str, data: bytes) -> None:
@@ -228,6 +230,17 @@ def prune(limit_bytes: int | None = None) -> int:
             break
     _sweep()
     return deleted
+
+
+def _time_to_prune(written: int) -> bool:
+    """Whether enough has been written to count what is on disk again: the first time, then every 64th of the limit."""
+    global _unpruned
+    with _guard:
+        _unpruned += written
+        if _unpruned < config.cache_limit_bytes() / 64:
+            return False
+        _unpruned = 0.0
+        return True
 
 
 def _sweep(age_s: float = 86400.0) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from devkernels import libmathdx
+from devkernels import cache, libmathdx, versions
 from devkernels.errors import ResourceError, SpecError, UnsupportedSizeError
 from devkernels.spec import FFTSpec, whole_number
 
@@ -162,6 +164,34 @@ def _variants(spec: FFTSpec) -> list[tuple[int, int, int]]:
 
 def complete(spec: FFTSpec, elements_per_thread: object = None, ffts_per_block: object = None) -> FFTSpec:
     """Add the knobs: the library's default elements per thread, its suggested FFTs per block, or the caller's."""
+
+    def knobs() -> list:
+        found = _complete(spec, elements_per_thread, ffts_per_block)
+        return [found.elements_per_thread, found.ffts_per_block]
+
+    asked = (elements_per_thread, ffts_per_block)
+    if not all(value is None or type(value) in (int, str) for value in asked):
+        knobs_found = knobs()
+    else:
+        knobs_found = _remembered("knobs", (spec, *asked), knobs)
+    return replace(spec, elements_per_thread=knobs_found[0], ffts_per_block=knobs_found[1])
+
+
+def _remembered(question: str, about: object, ask: Callable[[], Any]) -> Any:
+    """Answer of the library, kept on disk: loading it takes longer than all else in a program that compiles nothing."""
+    if not versions.libraries()["libmathdx"]:
+        return ask()
+    key = cache.digest(question, about, versions.for_functions())
+    known = cache.get("traits", key)
+    if known is not None:
+        return json.loads(known)
+    answer = ask()
+    if libmathdx.available():  # what the stored table says is not the library's word
+        cache.put("traits", key, json.dumps(answer).encode())
+    return answer
+
+
+def _complete(spec: FFTSpec, elements_per_thread: object, ffts_per_block: object) -> FFTSpec:
     check_supported(spec)
     if not spec.is_block:
         for name, value in (("elements_per_thread", elements_per_thread), ("ffts_per_block", ffts_per_block)):
@@ -216,9 +246,16 @@ def check_block_fits(spec: FFTSpec, found: FFTTraits) -> None:
         )
 
 
+@functools.cache
 def raw_traits(spec: FFTSpec) -> FFTTraits:
     """Traits from libmathdx where it is installed, else from the stored table."""
-    return library_traits(spec) if libmathdx.available() else stored_traits(spec)
+
+    def ask() -> dict:
+        return asdict(library_traits(spec) if libmathdx.available() else stored_traits(spec))
+
+    found = _remembered("traits", spec, ask)
+    block = found["block_dim"]
+    return FFTTraits(**{**found, "block_dim": None if block is None else tuple(block)})
 
 
 @functools.cache
