@@ -92,7 +92,7 @@ def main() -> int:
                 runs = []
                 for repeat in range(repeats):
                     place = "full" if state == "full" else f"empty-{len(rows)}-{repeat}"
-                    runs.append(run(child, f"{folder}/{place}", image, *arrays))
+                    runs.append(run(child, f"{folder}/{place}", image if "image" in child else "", *arrays))
                 failed = next((one for one in runs if "failed" in one), None)
                 row = {"case": {"program": program}, "contender": contender, **surroundings, "processes": repeats}
                 if failed is not None:
