@@ -39,8 +39,9 @@ test-sim: $(VENV)/.test
 test-aot: $(VENV)/.test
 	DEVKERNELS_TARGET=sm_90 $(PYTEST) -n $(WORKERS) tests/aot
 
+# The rest needs no GPU; where there is one, the simulator is asked for, and test-gpu runs what needs a GPU.
 test-rest: $(VENV)/.test
-	$(PYTEST) -n $(WORKERS) tests --ignore=tests/sim --ignore=tests/aot --ignore=tests/gpu
+	$(if $(EXTRA),DEVKERNELS_TARGET=sim )$(PYTEST) -n $(WORKERS) tests --ignore=tests/sim --ignore=tests/aot --ignore=tests/gpu
 
 test-gpu: $(VENV)/.test
 	DEVKERNELS_TARGET=gpu $(PYTEST) -m gpu --summary bench/results/gpu_tests.json

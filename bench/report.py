@@ -123,13 +123,14 @@ def markdown(rows: list[dict], table: Table) -> str:
 
 
 def fill(text: str, folder: pathlib.Path = harness.RESULTS) -> str:
-    """`text` with all its marked tables made anew."""
+    """`text` with all its marked tables made anew; where nothing has been measured, as it is."""
 
     def replace(match: re.Match[str]) -> str:
         name, _, key = match[2].partition(":")
         tables = tables_of(name)
         table = tables[key] if key else next(iter(tables.values()))
-        return match[1] + markdown(harness.load_rows(name, folder), table) + match[3]
+        rows = harness.load_rows(name, folder)
+        return match[1] + markdown(rows, table) + match[3] if rows else match[0]
 
     return _MARKED.sub(replace, text)
 
