@@ -10,6 +10,7 @@ descriptors: the least that a call can cost the host. Errors are looked at on 64
 from __future__ import annotations
 
 import argparse
+import copy
 import ctypes
 import pathlib
 import sys
@@ -37,8 +38,9 @@ _FORWARD = {
     "FusedMatmul": "FusedMatmul", "fused_matmul out=": "fused_matmul out=", "torch function": "fused_linear",
     "torch module": "torch FusedLinear",
 }  # fmt: skip
-_BOTH = {"torch eager": "torch", "torch.compile": "torch.compile", "layer (CuPy)": "FusedLinear",
-         "torch module": "torch FusedLinear"}  # fmt: skip
+_BOTH = {"torch eager": "torch", "torch.compile": "torch.compile", "torch eager, graphed": "torch, graphed",
+         "layer (CuPy)": "FusedLinear", "torch module": "torch FusedLinear",
+         "torch module, graphed": "torch FusedLinear, graphed"}  # fmt: skip
 _ROWS = ("tokens", "out", "in", "activation")
 TABLES = {
     "forward": Table(_ROWS, "ms", _FORWARD, {"work": "forward"}, "Forward, ms of one call, as called."),
@@ -232,9 +234,38 @@ def _both(case, data, with_compile) -> list[Contender]:
         layer.forward(data.x)
         return layer.backward(data.dy).input
 
-    add("torch module", lambda: torch.autograd.grad(module(tx), (tx, module.weight, module.bias), data.tdy)[0], **costs)
+    leaves = (tx, module.weight, module.bias)
+    add("torch module", lambda: torch.autograd.grad(module(tx), leaves, data.tdy)[0], **costs)
+    if case["tokens"] <= 2048:  # graphs of forward and backward, for the one and the other
+        sequence = torch.nn.Sequential(
+            torch.nn.Linear(case["in"], case["out"], device="meta"), _Act(case["activation"])
+        )
+        sequence[0].weight, sequence[0].bias = module.weight, module.bias
+        for name, one in (("torch eager, graphed", sequence), ("torch module, graphed", module)):
+            add(name, _graphed(one, tx, leaves, data.tdy))
     add("layer (CuPy)", ours, **costs)
     return contenders
+
+
+def _graphed(module, x, leaves, dy):
+    """Forward and backward through torch.cuda.make_graphed_callables, made at the first call."""
+    import torch
+
+    made = []
+
+    def run():
+        if not made:
+            twin = copy.copy(module)  # its forward is replaced
+            made.append(torch.cuda.make_graphed_callables(twin, (x.detach().requires_grad_(),)))
+        return torch.autograd.grad(made[0](x), leaves, dy)[0]
+
+    return run
+
+
+def _Act(activation):
+    import torch
+
+    return torch.nn.ReLU() if activation == "relu" else torch.nn.GELU("tanh")
 
 
 def set_up(case: dict[str, object], with_compile: bool = True) -> Setup:
@@ -263,7 +294,7 @@ def main(arguments: list[str] | None = None) -> int:
         large = case["tokens"] * case["out"] * case["in"] > 1e12
         effort = harness.Effort(
             rounds=2 if large else 5 if options.quick else 15,
-            host_launches=5 if large else 50, host_rounds=1 if large else 3, graph=not large,
+            host_launches=5 if large else 50, host_rounds=1 if large else 20, graph=not large,
         )  # fmt: skip
         failures += harness.run_benchmark(
             "linear", [case], lambda c: set_up(c, not (options.quick or options.no_compile)), effort=effort,

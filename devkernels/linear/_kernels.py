@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
 from pathlib import Path
 
@@ -25,7 +26,8 @@ TYPES = {
 }  # number, bytes, sum's
 KINDS = {"relu": 0, "gelu": 1, "relu_aux": 2, "gelu_aux": 1}
 _LANES, _ROWS, _MAX_ROW_BLOCKS, _MAX_SLABS = 32, 8, 64, 16384
-_FILL = 1056  # blocks that an H200 holds at a time (132 multiprocessors, 8 blocks of 256 threads)
+_FILL = 528  # blocks of 256 threads that an H200 holds at a time (132 multiprocessors, 4 by their registers)
+_INVALID_CONTEXT = 201
 
 _lock = threading.Lock()
 _counters: dict[tuple[str, int, int], tuple[int, object]] = {}
@@ -71,10 +73,37 @@ def _function(arrays: Arrays, device: int, number: int, vector: int, kind: int):
     major, minor = arrays.capability(device)
     code = compile_source(number, vector, kind, f"sm_{major}{minor}")
     with arrays.on(device):
+        _enter(device)
         error, module = driver.cuModuleLoadData(code)
         _check(driver, error, "cuModuleLoadData")
         error, function = driver.cuModuleGetFunction(module, b"activation_backward")
         _check(driver, error, "cuModuleGetFunction")
+    return int(function)
+
+
+def _enter(device: int) -> None:
+    """Make the device's primary context current in this thread; torch's autograd threads start without one."""
+    from cuda.bindings import driver
+
+    error, current = driver.cuCtxGetCurrent()
+    _check(driver, error, "cuCtxGetCurrent")
+    if int(current) == 0:
+        error, handle = driver.cuDeviceGet(device)
+        _check(driver, error, "cuDeviceGet")
+        error, context = driver.cuDevicePrimaryCtxRetain(handle)
+        _check(driver, error, "cuDevicePrimaryCtxRetain")
+        (error,) = driver.cuCtxSetCurrent(context)
+        _check(driver, error, "cuCtxSetCurrent")
+
+
+@functools.cache
+def _launcher():
+    """Driver's launch function through ctypes: half the cost of the binding, which converts every argument anew."""
+    library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    function = library.cuLaunchKernel
+    number, pointer = ctypes.c_uint, ctypes.c_void_p
+    function.argtypes = [pointer, *([number] * 7), pointer, pointer, pointer]
+    function.restype = ctypes.c_int
     return function
 
 
@@ -135,9 +164,7 @@ class ActivationBackward:
         self._pointers = (ctypes.c_void_p * 10)(*(ctypes.addressof(v) for v in self._values))
         self._address = ctypes.addressof(self._pointers)
         self._lock = threading.Lock()
-        from cuda.bindings import driver
-
-        self._driver, self._success = driver.cuLaunchKernel, driver.CUresult.CUDA_SUCCESS
+        self._call = _launcher()
 
     def launch(self, dy: int, kept: int, dz: int, db: int, stream: int) -> None:
         """Run on pointers; `db` 0 leaves the sum out."""
@@ -151,8 +178,9 @@ class ActivationBackward:
         v = self._values
         with self._lock:
             v[0].value, v[1].value, v[2].value, v[3].value, v[4].value, v[5].value = dy, kept, dz, db, partial, counters
-            (error,) = self._driver(
-                self._kernel, self._grid[0], self._grid[1], 1, _LANES, _ROWS, 1, 0, stream, self._address, 0
-            )
-        if error != self._success:
-            raise DevkernelsError(f"cuLaunchKernel of activation_backward failed: {error.name}")
+            error = self._call(self._kernel, *self._grid, 1, _LANES, _ROWS, 1, 0, stream, self._address, None)
+            if error == _INVALID_CONTEXT:
+                _enter(self._device)
+                error = self._call(self._kernel, *self._grid, 1, _LANES, _ROWS, 1, 0, stream, self._address, None)
+        if error:
+            raise DevkernelsError(f"cuLaunchKernel of activation_backward failed with CUresult {error}.")

@@ -19,7 +19,8 @@ from devkernels.linear.matmul import Prepared, prepare
 from devkernels.linear.operands import analyse
 
 _ARRAYS = package("torch")
-_entries, _products, _passes = Bounded(512), Bounded(512), Bounded(256)  # signatures -> what is planned for them
+# Signatures of calls -> what is planned for them.
+_entries, _products, _passes, _steps = Bounded(512), Bounded(512), Bounded(256), Bounded(256)
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or _ARRAYS.stream
 _float32 = torch.float32
 _precision = torch.get_float32_matmul_precision
@@ -144,6 +145,10 @@ def through_activation(activation: str, dy: Tensor, kept: Tensor, need_sum: bool
 def backward(dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, activation: str | None,
              needs: tuple[bool, ...]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of input, weight and bias of one layer, those that are needed."""
+    if dy.is_cuda and needs[0] and needs[1]:
+        step = _step_for(dy, x, weight, kept, activation, needs[2])
+        if step is not None:
+            return step(dy, x, weight, kept)
     dz = flatten("dy", dy)
     dx = dw = db = None
     if activation is not None:
@@ -159,6 +164,71 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, activat
     elif needs[2] and db is None:
         db = dz.sum(0)
     return dx, dw, db
+
+
+class _Step:
+    """The backward pass of one layer with all plans at hand: a pass through the activation, and two products."""
+
+    __slots__ = ("index", "input", "new_db", "new_dw", "new_dx", "new_dz", "through", "weight")
+
+    def __init__(self, dy: Tensor, x: Tensor, weight: Tensor, through: tuple | None, sums: bool, compute: str | None):
+        flat, flat_dy = flatten("x", x), flatten("dy", dy)
+        self.through, self.new_dz, self.new_db = through or (None, None, None)
+        dz = flat_dy if through is None else self.new_dz()
+        over_tokens = Epilog.BGRADA if sums and through is None else Epilog.DEFAULT
+        first = prepare(analyse(dz, weight, compute_type=compute))
+        second = prepare(analyse(dz.T, flat, epilog=over_tokens, compute_type=compute))
+        self.input, self.weight, self.index = first.lean, second.lean, first.device
+        self.new_dx = _ARRAYS.maker(tuple(x.shape), first.spec.out_dtype, first.device)
+        self.new_dw = second.new_out
+        if second.new_gradient is not None:
+            self.new_db = second.new_gradient
+        if not sums:
+            self.new_db = None
+
+    def __call__(self, dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None):
+        stream = _raw_stream(self.index)
+        dz = pointer = dy.data_ptr()
+        db, sums = None, 0
+        if self.new_db is not None:
+            db = self.new_db()
+            sums = db.data_ptr()
+        if self.through is not None:
+            held = self.new_dz()
+            pointer = held.data_ptr()
+            self.through.launch(dz, kept.data_ptr(), pointer, sums, stream)
+            sums = 0
+        dx = self.new_dx()
+        self.input.launch(pointer, weight.data_ptr(), 0, dx.data_ptr(), 0, 0, stream)
+        dw = self.new_dw()
+        self.weight.launch(pointer, x.data_ptr(), 0, dw.data_ptr(), sums, 0, stream)
+        return dx, dw, db
+
+
+def _step_for(dy, x, weight, kept, activation: str | None, sums: bool) -> _Step | None:
+    """Return the step for contiguous, aligned operands; None where something asks for the longer way."""
+    dtype = x.dtype
+    bits = dy.data_ptr() | x.data_ptr() | weight.data_ptr() | (0 if kept is None else kept.data_ptr())
+    if bits & 255 or not (dy.is_contiguous() and x.is_contiguous() and weight.is_contiguous()):
+        return None
+    compute = "32f_fast_tf32" if dtype is _float32 and _precision() != "highest" else None
+    key = (dy.shape, dtype, x.shape, weight.shape, activation, sums, dy.get_device(), compute)
+    step = _steps.get(key, _steps)
+    if step is not _steps:
+        return step
+    step = None
+    if dy.dtype == dtype == weight.dtype and not _ARRAYS.several_devices() and x.numel() and dy.numel():
+        through, index = None, dy.get_device()
+        if activation is not None:
+            columns = dy.shape[-1]
+            ld = columns if activation == "relu" else kept.stride(0)
+            rows = dy.numel() // columns
+            through = on_device(_ARRAYS, index, str(dtype)[6:], rows, columns, ld, activation, 0)
+        if activation is None or through is not None:
+            step = _Step(dy, x, weight, through, sums, compute)
+            if step.input is None or step.weight is None:
+                step = None
+    return _steps.keep(key, step)
 
 
 def mlp_forward(x: Tensor, weights, biases, activation: str) -> list[Tensor]:

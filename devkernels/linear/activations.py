@@ -6,6 +6,7 @@ pass can sum it up on the way (on a GPU, see `_kernels`).
 
 from __future__ import annotations
 
+from devkernels.errors import JitDisabledError
 from devkernels.linear import _kernels, elementwise
 from devkernels.linear.arrays import CPU, Arrays
 from devkernels.linear.bounded import Bounded
@@ -29,7 +30,10 @@ def on_device(arrays: Arrays, device: int, dtype: str, rows: int, columns: int, 
     if found is None:
         if device == CPU or dtype not in _kernels.TYPES or not _kernels.available():
             return None
-        kernel = _kernels.ActivationBackward(arrays, device, dtype, rows, columns, kept_ld, kind, aligned)
+        try:
+            kernel = _kernels.ActivationBackward(arrays, device, dtype, rows, columns, kept_ld, kind, aligned)
+        except JitDisabledError:  # DEVKERNELS_DISABLE_JIT: array operations do it instead
+            return None
         found = kernel, arrays.maker((rows, columns), dtype, device), arrays.maker((columns,), dtype, device)
         _prepared.keep(key, found)
     return found

@@ -27,6 +27,16 @@ class Described(NamedTuple):
     device: int
 
 
+class _Foreign:
+    """A stream's pointer with the CUDA stream protocol."""
+
+    def __init__(self, pointer: int):
+        self.pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer
+
+
 class Arrays:
     """What the package that an array comes from can do. Use `arrays_of` or `package`."""
 
@@ -136,7 +146,10 @@ class CupyArrays(NumpyArrays):
         """See `Arrays.on_stream`."""
         if stream is None:
             return contextlib.nullcontext()
-        return self.xp.cuda.ExternalStream(stream, device)
+        cuda = self.xp.cuda
+        if hasattr(cuda.Stream, "from_external"):  # CuPy 14; ExternalStream warns there
+            return cuda.Stream.from_external(_Foreign(stream))
+        return cuda.ExternalStream(stream, device)
 
     def device_name(self, device: int) -> str:
         """Name of the GPU, for keys of what is tuned on it."""
