@@ -149,6 +149,7 @@ def block_fft(
     real_input: bool = False,
     rotated: bool = False,
     columns: bool = False,
+    tune: bool = False,
 ) -> BlockFFT:
     """Make device functions that transform rows with the threads of a block, for fused spectral kernels.
 
@@ -192,6 +193,8 @@ def block_fft(
     columns : bool
         For transforms along an axis that is not the last: threadIdx.x runs over the `ffts_per_block` transforms of the
         block, which should be neighbours in memory, and threadIdx.y along the transform.
+    tune : bool
+        Measure plans on this GPU (once; the best is kept in the cache) instead of taking one from the table.
     rotated : bool
         Larger twiddle tables, fewer instructions.
 
@@ -218,7 +221,12 @@ def block_fft(
     if radices is None:
         if elements_per_thread is not None:
             raise SpecError("elements_per_thread needs radices: give both, or neither.")
-        found = choose.choose(size, dtype.itemsize)
+        if tune:
+            from devkernels.engine.tune import tuned
+
+            found = tuned(size, dtype)
+        else:
+            found = choose.choose(size, dtype.itemsize)
         radices, elements_per_thread, limit = found.radices, found.elements, found.max_registers
         rows = found.rows
     else:

@@ -16,6 +16,7 @@ from devkernels.engine.plan import BlockPlan, make_plan
 from devkernels.errors import SpecError, UnsupportedSizeError
 from devkernels.target import Target
 
+FORMAT = 1  # of choices that are kept on disk
 MAX_SHARED = 227 << 10  # of sm_90; a block on smaller architectures is refused at its launch, in words
 
 
@@ -100,7 +101,7 @@ def choose(size: int, word_bytes: int) -> Choice:
 def _find(size: int, word_bytes: int) -> Choice | None:
     if (size, word_bytes) in TUNED:
         return TUNED[size, word_bytes]
-    if size < 2 or not index.is_length(size) or size * word_bytes > MAX_SHARED:
+    if size < 2 or not index.is_length(size) or size > largest(word_bytes):
         return None
     candidates = []
     most_elements = 40 if word_bytes == 8 else 20

@@ -62,12 +62,12 @@ def sum_to(array: Any, batch: tuple[int, ...]) -> Any:
 @functools.lru_cache(maxsize=256)
 def _window(start: int, samples: int, length: int, taps: int, dtype: str) -> FFTConvolve:
     plan = convolve_plan.plan_window(start, samples, length, taps, dtype)
-    return FFTConvolve(plan, dtype, "window", None, None)
+    return FFTConvolve(plan, dtype, "window")
 
 
 @functools.lru_cache(maxsize=256)
 def _circle(length: int, dtype: str) -> FFTConvolve:
-    return FFTConvolve(convolve_plan.plan_rows("circular", length, length, dtype), dtype, "circular", None, None)
+    return FFTConvolve(convolve_plan.plan_rows("circular", length, length, dtype), dtype, "circular")
 
 
 def _circular_turned(array: Any, length: int) -> Any:

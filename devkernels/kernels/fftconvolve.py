@@ -87,12 +87,15 @@ def broadcast(x_batch: tuple[int, ...], h_batch: tuple[int, ...]) -> tuple[Broad
 class FFTConvolve:
     """A planned convolution along rows; made by `make_fftconvolve`, which documents it."""
 
-    def __init__(self, plan: RowPlan, dtype: str, mode: str, prologue: Callable | None, epilogue: Callable | None):
+    def __init__(
+        self, plan: RowPlan, dtype: str, mode: str, prologue: Callable | None = None,
+        epilogue: Callable | None = None, tune: bool = False,
+    ):  # fmt: skip
         self.plan, self.dtype, self.mode = plan, dtype, mode
         self.prologue, self.epilogue = prologue, epilogue
         linear = plan.method == "linear"
         self.fft: BlockFFT = block_fft(
-            plan.size, plan.precision, frequency_offset=-0.25 if linear else 0.0, real_input=linear
+            plan.size, plan.precision, frequency_offset=-0.25 if linear else 0.0, real_input=linear, tune=tune
         )
 
     def __repr__(self) -> str:
@@ -248,7 +251,7 @@ def _expand(array: Any, shape: tuple[int, ...]) -> Any:
 @functools.lru_cache(maxsize=256)
 def _planned(
     mode: str, length: int, taps: int, dtype: str, method: str | None, prologue: Callable | None,
-    epilogue: Callable | None,
+    epilogue: Callable | None, tune: bool,
 ) -> FFTConvolve:  # fmt: skip
     plan = convolve_plan.plan_rows(mode, length, taps, dtype, method)
     if (prologue or epilogue) and not (plan.method == "linear" or (plan.method == "circular" and "complex" in dtype)):
@@ -258,7 +261,7 @@ def _planned(
         )
     if epilogue and plan.method == "linear" and plan.tail:
         raise SpecError("epilogue needs a window within the transform's length; use mode='causal'.")
-    return FFTConvolve(plan, dtype, mode, prologue, epilogue)
+    return FFTConvolve(plan, dtype, mode, prologue, epilogue, tune)
 
 
 def make_fftconvolve(
@@ -270,6 +273,7 @@ def make_fftconvolve(
     method: str | None = None,
     prologue: Callable | None = None,
     epilogue: Callable | None = None,
+    tune: bool = False,
 ) -> FFTConvolve:
     """Plan the convolution of rows of `length` samples with filters of `taps` samples.
 
@@ -287,6 +291,8 @@ def make_fftconvolve(
     prologue, epilogue : callable, optional
         Device functions ``f(value, row, position)`` applied to each sample on load and on store, inside the kernel.
         Available for "causal" rows that fit one transform, and for circular complex rows.
+    tune : bool
+        Measure which plan is fastest on this GPU, once, and keep it (see `block_fft`).
 
     Returns
     -------
@@ -309,7 +315,7 @@ def make_fftconvolve(
             raise SpecError(f"{what}={value!r} must be a positive number of samples.")
     if method not in (None, "overlap"):
         raise SpecError(f"method={method!r} must be 'overlap', or left out.")
-    return _planned(mode, int(length), int(taps), name, method, prologue, epilogue)
+    return _planned(mode, int(length), int(taps), name, method, prologue, epilogue, tune)
 
 
 def fftconvolve(

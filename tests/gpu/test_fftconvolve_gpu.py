@@ -208,3 +208,18 @@ def test_memory_beyond_input_and_output_is_small():
     spectra = plan.prepare(h)
     plan(x, spectra=spectra, out=out)
     assert pool.used_bytes() - before < x.nbytes / 100
+
+
+def test_tuning_measures_once_and_is_kept(rng, monkeypatch, tmp_path):
+    from devkernels import cache
+    from devkernels.engine import choose, tune
+
+    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(
+        tune, "candidates", lambda size, word: [choose.choose(size, word), choose.Choice((16, 4), 16, 16)]
+    )
+    cache.forget()
+    found = block_fft(64, tune=True)
+    monkeypatch.setattr(tune, "measure", None)  # a second measurement would fail
+    cache.forget()
+    assert block_fft(64, tune=True).plan == found.plan

@@ -217,3 +217,38 @@ def test_bank_passes():
 def test_impossible_plans_are_refused(radices, elements):
     with pytest.raises(SpecError):
         make_plan(radices, elements)
+
+
+@pytest.mark.parametrize(("size", "word"), [(64, 8), (768, 8), (4096, 16)])
+def test_candidates_of_tuning_are_plans_of_that_length(size, word):
+    from devkernels.engine import choose, tune
+
+    found = tune.candidates(size, word)
+    assert found[0] == choose.choose(size, word)
+    assert len(found) == len(set(found)) > 4
+    for choice in found:
+        plan = make_plan(choice.radices, choice.elements, choice.rows, word)
+        assert plan.size == size
+        assert plan.threads * plan.rows <= 1024
+
+
+@pytest.mark.parametrize("word", [8, 16])
+def test_every_power_of_two_and_thrice_one_has_a_plan(word):
+    from devkernels.engine import choose
+
+    for base in (1, 3):
+        for k in range(1, 15):
+            if base << k <= choose.largest(word):
+                plan, _ = choose.plan_for(base << k, word)
+                assert plan.size == base << k
+                assert plan.shared_bytes <= choose.MAX_SHARED
+
+
+def test_lengths_without_a_plan_name_the_next():
+    from devkernels.engine import choose
+    from devkernels.errors import UnsupportedSizeError
+
+    with pytest.raises(UnsupportedSizeError, match="the next length that has one is 98"):
+        choose.choose(97, 8)
+    with pytest.raises(UnsupportedSizeError, match="the longest is 16384"):
+        choose.choose(20000, 8)

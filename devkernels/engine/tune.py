@@ -1,0 +1,153 @@
+"""Measuring plans: which radices, rows per block and register limit are fastest on this GPU.
+
+in: a length and a precision, a GPU with CuPy. out: a `Choice`, kept in the cache under the architecture's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+
+from devkernels import cache
+from devkernels.canonical import digest
+from devkernels.engine import choose
+from devkernels.engine.choose import Choice
+from devkernels.engine.plan import make_plan
+from devkernels.errors import DevkernelsError, MissingDependencyError, SpecError, TargetError, UnsupportedSizeError
+from devkernels.target import current_target, home
+
+_KIND = "plan"
+_BYTES = 1 << 28  # read, and as much written: more than the L2 of any GPU that is supported
+_MOST = 24
+
+
+def candidates(size: int, word_bytes: int) -> list[Choice]:
+    """Plans worth measuring, the present choice first."""
+    found = [choose.choose(size, word_bytes)]
+    top = 40 if word_bytes == 8 else 20
+    ranked = []
+    for radices in choose.factor_lists(size):
+        least = choose.index.common_elements(radices)
+        ranked += [
+            (choose.estimate(size, radices, elements, word_bytes), radices, elements)
+            for elements in range(least, top + 1, least)
+            if size % elements == 0 and size // elements <= 1024
+        ]
+    for _, radices, elements in sorted(ranked)[:8]:
+        threads = size // elements
+        usual = choose.rows_for(size, elements, word_bytes)
+        for rows in sorted({usual, max(1, usual // 2), 2 * usual}):
+            # Registers that let 16 or 8 warps of a scheduler's quarter run: 64, 128; and what the compiler likes.
+            for limit in (None, 64 if elements * word_bytes <= 128 else 128):
+                choice = Choice(radices, elements, rows, limit)
+                if threads * rows <= 1024 and choice not in found and _fits(choice, word_bytes):
+                    found.append(choice)
+    return found[:_MOST]
+
+
+def _fits(choice: Choice, word_bytes: int) -> bool:
+    try:
+        plan = make_plan(choice.radices, choice.elements, choice.rows, word_bytes)
+    except SpecError:
+        return False
+    return plan.shared_bytes <= choose.MAX_SHARED
+
+
+def tuned(size: int, dtype: np.dtype) -> Choice:
+    """The fastest plan for rows of `size` on this GPU: from the cache, or measured now.
+
+    Raises
+    ------
+    TargetError, MissingDependencyError
+        There is no GPU, or no CuPy, and the cache has no answer for this architecture.
+    UnsupportedSizeError
+        The length has no plan.
+    """
+    choose.choose(size, dtype.itemsize)  # refuses lengths without plans
+    key = digest("plan", size, dtype.name, str(current_target()), choose.FORMAT)
+    kept = cache.get(_KIND, key)
+    if kept is not None:
+        record = json.loads(kept)
+        return Choice(**{**record, "radices": tuple(record["radices"])})
+    best = measure(size, dtype)
+    cache.put(_KIND, key, json.dumps(dataclasses.asdict(best)).encode())
+    return best
+
+
+def measure(size: int, dtype: np.dtype) -> Choice:
+    """Time all candidates in one run, with a progress bar; each is checked before it is timed."""
+    if home().kind != "gpu":
+        raise TargetError(f"tune=True measures plans on a GPU; this process has none ({home().reason}).")
+    try:
+        import cupy
+    except ImportError:
+        raise MissingDependencyError("tune=True needs CuPy; install devkernels[cu12] or devkernels[cu13].") from None
+    from tqdm import tqdm
+
+    rows = max(1, _BYTES // dtype.itemsize // size)
+    real = np.float32 if dtype == np.complex64 else np.float64
+    x = cupy.random.standard_normal((rows, 2 * size), dtype=real).view(dtype)
+    timed = []
+    with tqdm(candidates(size, dtype.itemsize), desc=f"plans for {size} {dtype.name}", unit="plan") as progress:
+        for choice in progress:
+            try:
+                timed.append((_milliseconds(cupy, choice, dtype, x), choice))
+            except (DevkernelsError, RuntimeError):  # a block too large for this GPU: not a candidate here
+                continue
+            progress.set_postfix_str(f"best {min(t for t, _ in timed):.4f} ms")
+    if not timed:
+        raise UnsupportedSizeError(f"No plan for {size} {dtype.name} runs on this GPU.")
+    return min(timed, key=lambda pair: pair[0])[1]
+
+
+def _milliseconds(cupy: Any, choice: Choice, dtype: np.dtype, x: Any) -> float:
+    from devkernels.engine.block_fft import _cached
+
+    fft = _cached(
+        choice.radices, choice.elements, choice.rows, dtype, 0.0, False, False, choice.max_registers, False
+    )  # fmt: skip
+    ones = cupy.full(fft.size, 1 / fft.size, dtype)
+    out = cupy.full_like(x, cupy.nan)
+    run = round_trip_kernel(fft)[fft.launch(rows=len(x))].bind(x.reshape(-1), ones, out.reshape(-1), len(x))
+    run()
+    error = float(cupy.linalg.norm(out[-64:] - x[-64:]) / cupy.linalg.norm(x[-64:]))
+    if not error < 1e-5:
+        raise TargetError(f"the plan {choice} gives wrong results (relative error {error:.1e}).")
+    samples = []
+    for _ in range(5):
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record()
+        for _ in range(5):
+            run()
+        stop.record()
+        stop.synchronize()
+        samples.append(cupy.cuda.get_elapsed_time(start, stop) / 5)
+    return sorted(samples)[2]
+
+
+def round_trip_kernel(fft: Any) -> Any:
+    """Kernel ``f(x, factors, y, rows)``: what is measured, a filter on each row."""
+    from numba import cuda
+
+    from devkernels.launch.jit import kernel
+
+    load, store, forward, filter_inverse = fft.load, fft.store, fft.forward, fft.filter_inverse
+    elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+
+    def round_trip(x, factors, y, rows):
+        data = cuda.local.array(elements, dtype)
+        held = cuda.local.array(elements, dtype)
+        shared = cuda.shared.array(0, dtype)
+        thread = np.int64(cuda.threadIdx.x)
+        row = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+        load(data, x, min(row, rows - 1) * size + thread)
+        forward(data, shared)
+        load(held, factors, thread)
+        filter_inverse(data, held, shared)
+        if row < rows:
+            store(data, y, row * size + thread)
+
+    return kernel(round_trip, launch_bounds=fft.stride * per_block, max_registers=fft.max_registers)
