@@ -162,6 +162,14 @@ def _variants(spec: FFTSpec) -> list[tuple[int, int, int]]:
     ]
 
 
+def elements_per_thread_values(spec: FFTSpec) -> list[int]:
+    """Every elements_per_thread that a block transform of this size can have, ascending."""
+    if libmathdx.available():
+        plain = replace(spec, elements_per_thread=None, ffts_per_block=None)
+        return sorted({value for value, _ in libmathdx.knobs(description(plain))})
+    return sorted({value for value, _, _ in _variants(spec)})
+
+
 def complete(spec: FFTSpec, elements_per_thread: object = None, ffts_per_block: object = None) -> FFTSpec:
     """Add the knobs: the library's default elements per thread, its suggested FFTs per block, or the caller's."""
 
@@ -201,10 +209,7 @@ def _complete(spec: FFTSpec, elements_per_thread: object, ffts_per_block: object
     asked = (
         None if elements_per_thread in (None, "suggested") else whole_number(elements_per_thread, "elements_per_thread")
     )
-    if libmathdx.available():
-        known = sorted({value for value, _ in libmathdx.knobs(description(spec))})
-    else:
-        known = sorted({value for value, _, _ in _variants(spec)})
+    known = elements_per_thread_values(spec)
     if asked is not None and asked not in known:
         raise SpecError(
             f"elements_per_thread={asked} is not available for the {spec}; choose one of {', '.join(map(str, known))}.",

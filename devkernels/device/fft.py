@@ -152,6 +152,13 @@ class DeviceFFT:
         return self._traits.elements_per_thread
 
     @property
+    def elements_per_thread_values(self) -> tuple[int, ...]:
+        """Every `elements_per_thread` that this transform can be built with."""
+        if not self._spec.is_block:
+            return (self.elements_per_thread,)
+        return tuple(traits.elements_per_thread_values(self._spec))
+
+    @property
     def stride(self) -> int:
         """Distance in the row between consecutive elements of one thread; also the threads of one FFT."""
         return self._traits.stride

@@ -20,13 +20,20 @@ def forward_fft(
     size: int, precision: str, real: bool, sm: object, ffts_per_block: object, elements_per_thread: object
 ) -> DeviceFFT:
     """Return the forward transform of real or complex rows."""
-    knobs = dict(precision=precision, sm=sm, ffts_per_block=ffts_per_block, elements_per_thread=elements_per_thread)
-    if not real:
-        return fft(fft_type="c2c", size=size, direction="forward", **knobs)
-    # Folded mode transforms N reals as N/2 complex values; it exists for powers of two.
-    folded = size >= 4 and size & (size - 1) == 0
-    options = {"complex_layout": "natural", "real_mode": "folded" if folded else "normal"}
-    return fft(fft_type="r2c", size=size, real_fft_options=options, **knobs)
+    folded = real and size >= 4 and size & (size - 1) == 0  # N reals as N/2 complex values; powers of two only
+    what = dict(fft_type="c2c", direction="forward")
+    if real:
+        options = {"complex_layout": "natural", "real_mode": "folded" if folded else "normal"}
+        what = dict(fft_type="r2c", real_fft_options=options)
+    what.update(size=size, precision=precision, sm=sm, ffts_per_block=ffts_per_block)
+    found = fft(**what, elements_per_thread=elements_per_thread)
+    if elements_per_thread is None and found.stride == 1 and size >= 32:
+        # By default one thread does a whole small row: neighbours then read far apart, and the values of a long row
+        # do not fit the registers. Eight complex values a thread is what the library takes for larger rows.
+        values = [v for v in found.elements_per_thread_values if v <= (16 if folded else 8)]
+        if values:
+            found = fft(**what, elements_per_thread=values[-1])
+    return found
 
 
 # -- the middle of the kernel: multiply the spectrum, scaled so that the pair of transforms is the identity ------
@@ -133,7 +140,7 @@ def array_kernel(forward: DeviceFFT, wide: bool):
             inverse(thread_data, shared_mem)
             inverse.store(thread_data, y, row)
 
-    return kernel(spectral_filter, launch_bounds=_threads(forward))
+    return kernel(spectral_filter, launch_bounds=_launch_bounds(forward))
 
 
 def function_kernel(forward: DeviceFFT, op: Callable):
@@ -152,9 +159,10 @@ def function_kernel(forward: DeviceFFT, op: Callable):
         inverse(thread_data, shared_mem)
         inverse.store(thread_data, y, row)
 
-    return kernel(spectral_filter, launch_bounds=_threads(forward))
+    return kernel(spectral_filter, launch_bounds=_launch_bounds(forward))
 
 
-def _threads(forward: DeviceFFT) -> int:
+def _launch_bounds(forward: DeviceFFT) -> int | None:
+    """Threads of a block, where that limits the registers; up to 256 threads can have all, and a bound costs spills."""
     x, y, z = forward.block_dim
-    return x * y * z
+    return x * y * z if x * y * z > 256 else None
