@@ -110,6 +110,26 @@ class SpectralFilter:
                 self._kernels[filter_dtype] = array_kernel(self.fft, wide)
         return self._kernels[filter_dtype]
 
+    def image_sources(self) -> dict[str, tuple]:
+        """Kernels of this filter for ``devkernels build``, by file name: for H complex and real, or with `op` inside.
+
+        They take rows in C order, H as (1 or rows, bins), and the output: ``kernel[grid, block, stream, shared](x, h,
+        y)``, one thread block for each ``notes["rows_per_block"]`` rows.
+        """
+        x = f"{self._rows.stored}[{':,' * self._rows.tail}::1]"
+        precision = _PRECISION[self.dtype]
+        filters = [None] if self.op is not None else [_FILTER_COMPLEX[precision], _FILTER_REAL[precision]]
+        launch = self.fft.launch(rows=1)
+        notes = {"size": self.size, "fft_size": self.fft.size, "dtype": self.dtype, "bins": self.bins,
+                 "rows_per_block": self.fft.ffts_per_block, "block": list(launch.block),
+                 "shared": launch.shared_memory_size}  # fmt: skip
+        sources = {}
+        for h in filters:
+            name = f"spectral_filter_{self.size}_{self.dtype}" + ("" if h is None else f"_{h}")
+            signature = f"void({x}, {x})" if h is None else f"void({x}, {h}[:,::1], {x})"
+            sources[name] = (self.kernel(h), signature, notes)
+        return sources
+
     def __call__(self, x: Any, H: Any = None, *, out: Any = None, stream: Any = None) -> Any:
         """Filter every row of `x`; see `make_spectral_filter`."""
         key = (arrays.fingerprint(x), arrays.fingerprint(H), arrays.fingerprint(out))
