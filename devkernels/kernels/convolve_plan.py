@@ -28,7 +28,7 @@ class RowPlan:
     size : int
         Points of the transform.
     taps : int
-        Samples of the filter that a transform holds.
+        Samples of the filter.
     start, window : int
         Samples of the full (or circular) convolution that are written.
     """
@@ -41,6 +41,7 @@ class RowPlan:
     window: int
     precision: str
     wraps: bool = False
+    part_limit: int = 1 << 62  # most samples of the filter that one pass takes
 
     @property
     def whole(self) -> bool:
@@ -55,9 +56,19 @@ class RowPlan:
         return self.start + self.window > self.size
 
     @property
+    def part(self) -> int:
+        """Samples of the filter in one pass: all, unless it is too long for a transform."""
+        return min(self.taps, self.part_limit)
+
+    @property
+    def parts(self) -> int:
+        """Passes over the rows; each adds its part of the filter."""
+        return -(-self.taps // self.part)
+
+    @property
     def hop(self) -> int:
         """Samples that a segment of overlap-save gives."""
-        return self.size - self.taps + 1
+        return self.size - self.part + 1
 
 
 def window(mode: str, length: int, taps: int) -> tuple[int, int]:
@@ -169,8 +180,6 @@ def plan_window(
             return RowPlan("linear", size, **common)
         if overlap is not None:
             return RowPlan("overlap", overlap, **common)
+    # The filter is too long for one transform: overlap-save with a part of it at a time.
     top = choose.largest(word_bytes(precision))
-    raise UnsupportedSizeError(
-        f"A filter of {taps} samples for rows of {length} ({dtype}) is too long for transforms of at "
-        f"most {top} points; filters up to {top * 8 // 9} samples are supported."
-    )
+    return RowPlan("overlap", top, **common, wraps=circular, part_limit=top // 2)

@@ -103,9 +103,9 @@ def _finish(fft: BlockFFT, function: Callable):
 
 @functools.lru_cache(maxsize=256)
 def filter_kernel(fft: BlockFFT, dtype: str):
-    """Kernel ``f(h, spectra, count, length, offset)``: the spectra of filters, in the engine's order, over size.
+    """Kernel ``f(h, spectra, count, length, pitch, skip)``: the spectra of filters, in the engine's order, over size.
 
-    Filter row r lies at ``h[r * offset ...]`` and has `length` samples.
+    Filter r has `length` samples from ``h[r * pitch + skip]``.
     """
     real = not dtype.startswith("complex")
     load = emit.gather(emit.Move(fft.offsets, fft.dtype.name, dtype, "real" if real else "both", masked=True))
@@ -114,14 +114,14 @@ def filter_kernel(fft: BlockFFT, dtype: str):
     scale = np.float32(1 / size) if dtype_ == np.complex64 else np.float64(1 / size)
     zero = dtype_.type(0)
 
-    def transform_filters(h, spectra, count, length):
+    def transform_filters(h, spectra, count, length, pitch, skip):
         data = cuda.local.array(elements, dtype_)
         shared = cuda.shared.array(0, dtype_)
         thread = np.int64(cuda.threadIdx.x)
         row = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
         for e in range(elements):
             data[e] = zero
-        load(data, h, min(row, count - 1) * length + thread, thread, length)
+        load(data, h, min(row, count - 1) * pitch + skip + thread, thread, length)
         forward(data, shared)
         for e in range(elements):
             data[e] = data[e] * scale
@@ -239,12 +239,12 @@ def linear_kernel(fft: BlockFFT, rows: Rows, whole: bool, tail: bool):
 
 
 @functools.lru_cache(maxsize=256)
-def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool):
+def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool, adds: bool = False):
     """Kernel of overlap-save: segments of rows of any length, with a filter shorter than the transform.
 
     Output sample m of a row is sample ``start + m`` of its full convolution (or, with `wraps`, of the circular one).
     A segment gives ``hop = size - taps + 1`` samples; real rows go two segments at a time. The grid is
-    (chunks of segments, rows).
+    (chunks of segments, rows). With `adds` the samples are added to what `out` holds.
     """
     part = "real" if rows.real else "both"
     inside, _ = _moves(fft, rows, part, masked=False)
@@ -289,10 +289,17 @@ def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool):
         filter_inverse(data, factors, shared)
         first = thread - (taps - 1)
         if live:
-            store(data, out, row * window + done + first, first, max(0, min(hop, window - done)))
+            base, limit = row * window + done + first, max(0, min(hop, window - done))
+            left = max(0, min(hop, window - done - hop))
+            if adds:
+                load(factors, out, base, first, limit)
+                if real:
+                    load_second(factors, out, base + hop, first, left)
+                for e in range(elements):
+                    data[e] = data[e] + factors[e]
+            store(data, out, base, first, limit)
             if real:
-                done += hop
-                store_second(data, out, row * window + done + first, first, max(0, min(hop, window - done)))
+                store_second(data, out, base + hop, first, left)
 
     return _finish(fft, convolve_overlapping)
 

@@ -105,7 +105,7 @@ class FFTConvolve:
         """Say in words how the convolution is done."""
         plan = self.plan
         how = {"circular": "the transform is the row", "linear": "right-angle weights, no zero padding",
-               "overlap": f"overlap-save, {plan.hop} samples per segment"}[plan.method]  # fmt: skip
+               "overlap": f"overlap-save, {plan.hop} samples a segment"}[plan.method]  # fmt: skip
         return f"{how}; {self.fft.plan.describe()}"
 
     # -- filters -------------------------------------------------------------------------------------------------------
@@ -127,12 +127,17 @@ class FFTConvolve:
             )
         flat = arrays.cast(h, self.dtype).reshape(-1)
         count = math.prod(seen.shape[:-1])
-        spectra = arrays.empty(h, (count * self.fft.size,), self.fft.dtype.name)
         launch = convolve_rows.filter_kernel(self.fft, self.dtype)[self.fft.launch(rows=count)]
-        arrays.run_where_kernels_live(
-            {"h": flat, "spectra": spectra}, lambda h, spectra: launch(h, spectra, count, self.plan.taps), ("spectra",)
-        )
-        return Spectra(seen.shape[:-1], spectra)
+        found = []
+        for skip in range(0, self.plan.taps, self.plan.part):
+            spectra = arrays.empty(h, (count * self.fft.size,), self.fft.dtype.name)
+            numbers = (count, min(self.plan.part, self.plan.taps - skip), self.plan.taps, skip)
+            arrays.run_where_kernels_live(
+                {"h": flat, "spectra": spectra}, lambda h, spectra, numbers=numbers: launch(h, spectra, *numbers),
+                ("spectra",),
+            )  # fmt: skip
+            found.append(spectra)
+        return Spectra(seen.shape[:-1], tuple(found))
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
@@ -191,36 +196,52 @@ class FFTConvolve:
         if arrays.overlap(seen, mine) or (mine.pointer == seen.pointer and not self.plan.whole):
             raise ArgumentError("out overlaps x in memory; pass a separate array.", spec=self)
 
-    def _launch(self, x: Any, spectra: Any, out: Any, rule: Broadcast, stream: Any) -> None:
+    def _launch(self, x: Any, spectra: tuple, out: Any, rule: Broadcast, stream: Any) -> None:
         plan, fft = self.plan, self.fft
-        kind = convolve_rows.Rows(self.dtype, rule.layout, rule.repeats, self.prologue, self.epilogue)
-        per_block = fft.ffts_per_block
         if plan.method == "overlap":
-            run = convolve_rows.overlap_kernel(fft, kind, plan.wraps)
-            segments = -(-plan.window // (plan.hop * (2 if kind.real else 1)))
-            high = -(-rule.rows // _MOST_GRID_Y)
-            grid = (-(-segments // per_block), -(-rule.rows // high), high)
-            numbers = (rule.rows, rule.inner, rule.groups, rule.x_inner, rule.x_rows)
-            numbers += (plan.length, plan.taps, plan.start, plan.window)
+            passes = self._overlap_passes(rule)
         else:
-            if rule.groups > _MOST_GRID_Y:
-                raise ArgumentError(f"{rule.groups} filters are too many for one launch; the most is {_MOST_GRID_Y}.")
-            pairs = plan.method == "circular" and kind.real
-            grid = (-(-rule.members // (per_block * (2 if pairs else 1))), rule.groups)
-            numbers = (rule.members, rule.groups, rule.inner, rule.x_inner, rule.x_rows)
-            if plan.method == "linear":
-                run = convolve_rows.linear_kernel(fft, kind, plan.whole, plan.tail)
-                numbers += (plan.length, plan.start, plan.window)
-            elif pairs:
-                run = convolve_rows.circular_pair_kernel(fft, kind)
-            else:
-                run = convolve_rows.circular_kernel(fft, kind)
-        launch = run[grid, fft.block_dim, stream or 0, fft.shared_memory_size]
-        arrays.run_where_kernels_live(
-            {"x": x, "spectra": spectra, "out": out},
-            lambda x, spectra, out: launch(x, spectra, out, *numbers),
-            ("out",),
-        )
+            passes = [self._single_pass(rule)]
+        launches = [
+            (run[grid, fft.block_dim, stream or 0, fft.shared_memory_size], numbers) for run, grid, numbers in passes
+        ]
+
+        def launch(x, out, **spectra):
+            for (run, numbers), part in zip(launches, spectra.values(), strict=True):
+                run(x, part, out, *numbers)
+
+        named = {f"spectra_{number}": part for number, part in enumerate(spectra)}
+        arrays.run_where_kernels_live({"x": x, **named, "out": out}, launch, ("out",))
+
+    def _kind(self, rule: Broadcast) -> convolve_rows.Rows:
+        return convolve_rows.Rows(self.dtype, rule.layout, rule.repeats, self.prologue, self.epilogue)
+
+    def _overlap_passes(self, rule: Broadcast) -> list:
+        """(kernel, grid, numbers) for each part of the filter; the first writes, the others add."""
+        plan, fft, kind = self.plan, self.fft, self._kind(rule)
+        segments = -(-plan.window // (plan.hop * (2 if kind.real else 1)))
+        high = -(-rule.rows // _MOST_GRID_Y)
+        grid = (-(-segments // fft.ffts_per_block), -(-rule.rows // high), high)
+        rows = (rule.rows, rule.inner, rule.groups, rule.x_inner, rule.x_rows)
+        passes = []
+        for skip in range(0, plan.taps, plan.part):
+            run = convolve_rows.overlap_kernel(fft, kind, plan.wraps, adds=skip > 0)
+            passes.append((run, grid, (*rows, plan.length, plan.part, plan.start - skip, plan.window)))
+        return passes
+
+    def _single_pass(self, rule: Broadcast) -> tuple:
+        """(kernel, grid, numbers) where one transform holds a row."""
+        plan, fft, kind = self.plan, self.fft, self._kind(rule)
+        if rule.groups > _MOST_GRID_Y:
+            raise ArgumentError(f"{rule.groups} filters are too many for one launch; the most is {_MOST_GRID_Y}.")
+        pairs = plan.method == "circular" and kind.real
+        grid = (-(-rule.members // (fft.ffts_per_block * (2 if pairs else 1))), rule.groups)
+        numbers = (rule.members, rule.groups, rule.inner, rule.x_inner, rule.x_rows)
+        if plan.method == "linear":
+            run = convolve_rows.linear_kernel(fft, kind, plan.whole, plan.tail)
+            return run, grid, (*numbers, plan.length, plan.start, plan.window)
+        make = convolve_rows.circular_pair_kernel if pairs else convolve_rows.circular_kernel
+        return make(fft, kind), grid, numbers
 
 
 def _differentiable(seen: arrays.Described, x: Any, h: Any) -> bool:
@@ -234,10 +255,10 @@ def _detached(array: Any) -> Any:
 
 @dataclass(frozen=True)
 class Spectra:
-    """Transformed filters: their batch shape and the flat array that kernels read."""
+    """Transformed filters: their batch shape and the flat arrays that kernels read, one for each part of a filter."""
 
     batch: tuple[int, ...]
-    data: Any
+    data: tuple
 
 
 def _expand(array: Any, shape: tuple[int, ...]) -> Any:
@@ -356,8 +377,8 @@ def oaconvolve(
     """Convolve long rows with a shorter filter, as ``scipy.signal.oaconvolve(in1, in2, mode, axes=-1)``.
 
     Overlap-save in one kernel: each segment is read, transformed, filtered and written by one thread block, and nothing
-    is kept in memory between. Parameters, results and errors as in `fftconvolve`; filters up to about 14000 samples
-    (7000 in double precision), rows of any length.
+    is kept in memory between. Filters that no transform holds take one pass for each 8192 samples (4096 in double
+    precision). Parameters, results and errors as in `fftconvolve`.
     """
     return _convolve(in1, in2, mode, axes, "overlap", out, stream)
 

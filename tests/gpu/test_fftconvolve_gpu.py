@@ -75,7 +75,9 @@ def test_modes_and_dtypes(mode, dtype, length, taps, rng):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
-@pytest.mark.parametrize(("length", "taps"), [(5, 64), (64, 65), (300, 4001), (1, 7), (300000, 2), (300000, 5000)])
+@pytest.mark.parametrize(
+    ("length", "taps"), [(5, 64), (64, 65), (300, 4001), (1, 7), (300000, 2), (300000, 5000), (40000, 30001)]
+)
 @pytest.mark.parametrize("mode", ["full", "same", "valid"])
 def test_long_filters_and_long_rows(mode, dtype, length, taps, rng):
     check(rng, (2, length), (taps,), dtype, mode)

@@ -1,11 +1,14 @@
 """Convolutions in Numba's simulator: each kernel once, small, against NumPy in float64."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import devkernels
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedSizeError
-from devkernels.kernels.fftconvolve import broadcast, fftconvolve, make_fftconvolve
+from devkernels.kernels import convolve_plan
+from devkernels.kernels.fftconvolve import FFTConvolve, broadcast, fftconvolve, make_fftconvolve
 from devkernels.tolerance import fft_bound, relative_error
 
 pytestmark = pytest.mark.sim
@@ -76,6 +79,24 @@ def test_each_kernel(x_shape, h_shape, mode, dtype, method, rng):
     assert (h == before[1]).all()
 
 
+@pytest.mark.parametrize(
+    ("length", "taps", "mode", "dtype"),
+    [(50, 40, "full", "float32"), (33, 33, "circular", "complex64"), (20, 45, "same", "float64")],
+)
+def test_filters_in_several_passes(length, taps, mode, dtype, rng, monkeypatch):
+    # As with filters longer than any transform, which would take the simulator hours.
+    plan = FFTConvolve(
+        dataclasses.replace(convolve_plan.plan_rows(mode, length, taps, dtype, "overlap"), size=32, part_limit=16,
+                            method="overlap", wraps=mode == "circular"), dtype, mode,
+    )  # fmt: skip
+    assert plan.plan.parts > 1
+    x, h = random(rng, (2, length), dtype), random(rng, (taps,), dtype)
+    want = reference(x, h, mode)
+    out = np.full(want.shape, np.nan, dtype=dtype)
+    plan(x, h, out=out)
+    assert relative_error(out, want) < bound(dtype, 64)
+
+
 def test_filters_are_transformed_once_and_used_again(rng):
     x, h = random(rng, (4, 8), "float32"), random(rng, (8,), "float32")
     plan = make_fftconvolve(8, 8, "float32", "causal")
@@ -141,7 +162,7 @@ def test_images(batch, filters, shape, taps, mode, dtype, rng):
         (np.zeros((2, 0), "f4"), np.zeros(8, "f4"), {}, ArgumentError),
         (np.zeros((2, 8), "f4"), np.zeros(9, "f4"), {"mode": "circular"}, SpecError),
         (np.zeros(8, "f4"), np.zeros(8, "f4"), {"out": np.zeros(8, "f4")}, ArgumentError),
-        (np.zeros(8, "f4"), np.zeros(30000, "f4"), {}, UnsupportedSizeError),
+        (np.zeros(8, "f4"), np.broadcast_to(np.float32(0), (2**31,)), {}, UnsupportedSizeError),
     ],
 )
 def test_wrong_calls_are_refused(x, h, options, error):
