@@ -62,7 +62,7 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activati
     if _any_autocast():
         x, weight, bias = _autocast(x, weight, bias)
     if _grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
-        return ops.LinearFunction.apply(x, weight, bias, activation)
+        return ops.linear(x, weight, bias, activation)
     return raw.run(x, weight, bias, raw.forward_code(activation, bias is not None, False))[0]
 
 
@@ -186,7 +186,7 @@ class FusedMLP(nn.Module):
         if _compiling():
             return torch.ops.devkernels.mlp_forward(x, weights, biases, self.activation)[0]
         if _grad_enabled() and (x.requires_grad or any(p.requires_grad for p in (*weights, *biases))):
-            return ops.MlpFunction.apply(x, self.activation, len(weights), *weights, *biases)
+            return ops.mlp(x, self.activation, weights, biases)
         for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
             code = raw.forward_code(None if index == len(weights) - 1 else self.activation, True, False)
             x = raw.run(x, weight, bias, code)[0]
