@@ -73,6 +73,14 @@ def test_differentiating_twice_is_refused():
         dx.sum().backward()
 
 
+def test_functional_transforms_are_refused_not_answered_wrongly():
+    layer, x = FusedLinear(3, 2, activation="gelu"), torch.randn(4, 3)
+    with pytest.raises(RuntimeError, match="setup_context"):
+        torch.func.grad(lambda x: layer(x).sum())(x)
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        torch.vmap(layer)(x.reshape(4, 1, 3))
+
+
 def test_only_the_gradients_that_are_needed():
     layer = FusedLinear(7, 5, activation="relu")
     x = torch.randn(4, 7)
