@@ -6,6 +6,7 @@ in: cases. out: contenders for bench/harness.py. Works:
   bench/spectral_filter.py, of which ``nvmath callback`` is the strongest.
 - ``causal``: real rows (batch, channels, length), one filter per channel, the first `length` samples of the linear
   convolution; the filters' spectra given. Peer: torch's zero-padded rfft, product, irfft.
+- ``images``: real images with one filter; peers: torch's rfft2 (circular) and cupyx.scipy.signal.fftconvolve ("same").
 - ``overlap``: long real rows with a short filter, "same". Peer: cupyx.scipy.signal.oaconvolve.
 """
 
@@ -27,6 +28,10 @@ CASES = (
     + [{"work": "causal", "dtype": "float32", "shape": shape} for shape in CAUSAL]
     + [{"work": "causal", "dtype": "float16", "shape": "64x768x1024"}]
     + [{"work": "overlap", "dtype": "float32", "shape": "64x1048576", "taps": taps} for taps in (63, 511, 4095)]
+    + [
+        {"work": "images", "dtype": "float32", "shape": "64x1024x1024", "mode": "circular", "taps": 1024},
+        {"work": "images", "dtype": "float32", "shape": "16x1024x1024", "mode": "same", "taps": 63},
+    ]
 )
 _PEERS = {"nvmath callback": "nvmath callback", "cuFFT plan": "cuFFT plan", "CuPy idiom": "CuPy idiom"}
 TABLES = {
@@ -54,11 +59,17 @@ TABLES = {
         where={"work": "overlap"},
         note='Long float32 rows, mode "same", time as a multiple of a copy of the same bytes.',
     ),
+    "images": Table(
+        rows=("shape", "mode", "taps"),
+        columns={"devkernels": "devkernels", "torch": "torch rfft2 / irfft2", "cupyx": "cupyx fftconvolve"},
+        where={"work": "images"},
+        note="Float32 images with one filter, time as a multiple of a copy of the same bytes.",
+    ),
 }
 
 
 def set_up(case):
-    return {"circular": _circular, "causal": _causal, "overlap": _overlap}[case["work"]](case)
+    return {"circular": _circular, "causal": _causal, "overlap": _overlap, "images": _images}[case["work"]](case)
 
 
 def _refusing(name, reason):
@@ -199,3 +210,58 @@ def _overlap(case):
         Contender("cupyx", peer, lambda: error(result["y"]), bound, graph=False),
     ]  # fmt: skip
     return Setup(contenders, moved_bytes=2 * x.nbytes, close=result.clear)
+
+
+def _images(case):
+    import cupy as cp
+    import torch
+
+    from devkernels.kernels.fftconvolve2d import make_fftconvolve2d
+    from devkernels.tolerance import fft_bound, relative_error
+
+    count, height, width = map(int, case["shape"].split("x"))
+    taps, mode = case["taps"], case["mode"]
+    generator = cp.random.default_rng()
+    x = generator.standard_normal((count, height, width), dtype=cp.float32)
+    h = generator.standard_normal((taps, taps), dtype=cp.float32)
+    plan = make_fftconvolve2d((height, width), (taps, taps), "float32", mode)
+    spectra, out, result = plan.prepare(h), cp.full_like(x, cp.nan), {}
+    contenders = []
+
+    def error(got):
+        if bool(cp.isnan(got).any()):
+            return float("nan")
+        last = x[-1].astype(cp.float64)
+        shape = (height, width) if mode == "circular" else (height + taps - 1, width + taps - 1)
+        want = cp.fft.irfft2(cp.fft.rfft2(last, shape) * cp.fft.rfft2(h.astype(cp.float64), shape), shape)
+        if mode == "same":
+            first = (taps - 1) // 2
+            want = want[first : first + height, first : first + width]
+        return relative_error(got[-1].get(), want.get())
+
+    bound = fft_bound("float32", height * width, 2)
+    extra = {"plan": repr(plan)}
+    contenders.append(
+        Contender("devkernels", lambda: plan(x, spectra=spectra, out=out), lambda: error(out), bound, extra=extra)
+    )
+    if mode == "circular":
+        there = torch.as_tensor(x, device="cuda")
+        spectrum = torch.fft.rfft2(torch.as_tensor(h, device="cuda"))
+
+        def torch_way():
+            result["y"] = torch.fft.irfft2(torch.fft.rfft2(there) * spectrum, s=(height, width))
+
+        contenders.append(Contender("torch", torch_way, lambda: error(cp.from_dlpack(result["y"])), bound, graph=False))
+    else:
+        from cupyx.scipy import signal
+
+        def cupyx_way():
+            result["y"] = signal.fftconvolve(x, h[None], "same", axes=(1, 2))
+
+        contenders.append(Contender("cupyx", cupyx_way, lambda: error(result["y"]), bound, graph=False))
+
+    def close():
+        result.clear()
+        torch.cuda.empty_cache()
+
+    return Setup(contenders, moved_bytes=2 * x.nbytes, close=close)
