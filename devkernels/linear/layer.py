@@ -22,9 +22,12 @@ from typing import NamedTuple
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
 from devkernels.linear import activations
 from devkernels.linear.arrays import CPU, arrays_of, package
+from devkernels.linear.bounded import Bounded
 from devkernels.linear.epilog import Epilog
+from devkernels.linear.lean import LayerCall
 from devkernels.linear.masks import Lifetime, Mask
-from devkernels.linear.matmul import product
+from devkernels.linear.matmul import prepare, product
+from devkernels.linear.operands import analyse
 from devkernels.linear.tune_layer import autotune
 
 
@@ -89,6 +92,7 @@ class FusedLinear:
         self.device = CPU if package_name == "numpy" else device
         self._lifetime = Lifetime()
         self._last: Saved | None = None
+        self._calls: Bounded = Bounded(64)  # shapes of inputs -> LayerCall
         import numpy
 
         random = numpy.random.default_rng(seed)
@@ -122,18 +126,46 @@ class FusedLinear:
 
     def forward_saving(self, x, *, out=None, training: bool = True, stream=None):
         """As `forward`, but return what the backward pass needs instead of keeping it: ``(y, saved)``."""
+        quick = None
+        if stream is None and type(x) is type(self.weight):
+            call = self._calls.get((x.shape, x.strides, training))
+            quick = None if call is None else call(x, out, self.weight, self.bias)
+        if quick is not None:
+            y, mask = quick
+            flat = x if x.ndim == 2 else x.reshape(-1, self.in_features) if training else None
+            return y, Saved(self, flat, mask, x.shape[:-1]) if training else None
         flat = self._flat("x", x, self.in_features)
         epilog = Epilog.of(self.activation, bias=self.bias is not None, aux=training and self.activation is not None)
         lead = x.shape[:-1]
-        target = None if out is None else self._flat("out", out, self.out_features)
-        if out is not None and target is not out and out.shape[:-1] != lead:
-            raise ArgumentError(f"out has shape {out.shape}, but the result has {(*lead, self.out_features)}.")
+        target = None if out is None else self._target(out, (*lead, self.out_features))
         y, mask, _ = product(
             epilog, flat, self.weight.T, bias=self.bias, out=target, compute_type=self.compute_type, stream=stream,
             lifetime=self._lifetime,
         )  # fmt: skip
+        self._learn(x, flat, epilog, training)
         saved = Saved(self, flat, mask, lead) if training else None
+        if out is not None:
+            return out, saved
         return (y if len(lead) == 1 else y.reshape(*lead, self.out_features)), saved
+
+    def _target(self, out, shape: tuple[int, ...]):
+        """View of `out` as (tokens, features)."""
+        if arrays_of(out, "out") is not self.arrays:
+            raise ArgumentTypeError(f"out is not an array of {self.arrays.name}, on which this layer works.")
+        if out.shape != shape:
+            raise ArgumentError(f"out has shape {out.shape}, but the result has {shape}.")
+        if out.ndim != 2 and not out.flags.c_contiguous:
+            raise ArgumentError(f"out with strides {out.strides} is not contiguous; pass a C-ordered array.")
+        return out if out.ndim == 2 else out.reshape(-1, self.out_features)
+
+    def _learn(self, x, flat, epilog: Epilog, training: bool) -> None:
+        """Keep the planned call for inputs of this shape, where one library call on contiguous arrays is all."""
+        bias, weight = self.bias, self.weight
+        operands = analyse(flat, weight.T, bias=bias, epilog=epilog, compute_type=self.compute_type)
+        prepared = prepare(operands)
+        if prepared.lean is not None and x.flags.c_contiguous and operands.alignment == 256:
+            shape = (*x.shape[:-1], self.out_features)
+            self._calls.keep((x.shape, x.strides, training), LayerCall(prepared, weight, bias, shape, self._lifetime))
 
     def _take(self, saved: Saved | None) -> Saved:
         if saved is None:

@@ -66,3 +66,51 @@ class LeanCall:
         else:
             pointer, same = self._pointer(out), out.strides == self._strides
         return pointer if same and not pointer & 255 else 0
+
+
+class LayerCall:
+    """The forward product of a layer for one shape of input, with the layer's present weight and bias."""
+
+    __slots__ = ("_bias", "_bias_pointer", "_device", "_dtype", "_kind", "_lifetime", "_name", "_out", "_pointer",
+                 "_prepared", "_shape", "_strides", "_weight", "_weight_pointer")  # fmt: skip
+
+    def __init__(self, prepared: Prepared, weight, bias, shape: tuple[int, ...], lifetime):
+        arrays = prepared.arrays
+        pointer = self._pointer = arrays.pointer
+        self._prepared, self._device, self._name = prepared, prepared.device, arrays.name
+        self._weight, self._bias, self._lifetime = weight, bias, lifetime
+        self._weight_pointer, self._bias_pointer = pointer(weight), 0 if bias is None else pointer(bias)
+        self._kind, self._dtype, self._shape = type(weight), weight.dtype, shape
+        size = weight.itemsize
+        self._strides = tuple(size * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        self._out = arrays.maker(shape, prepared.spec.out_dtype, prepared.device)
+
+    def __call__(self, x, out, weight, bias):
+        """Run; returns (result, mask), or None where something needs a closer look."""
+        if weight is not self._weight or bias is not self._bias or x.dtype != self._dtype:
+            return None
+        device, pointer, prepared = self._device, self._pointer, self._prepared
+        source = pointer(x)
+        if out is None:
+            out = self._out()
+            target = pointer(out)
+        else:
+            if type(out) is not self._kind or out.shape != self._shape or out.strides != self._strides:
+                return None
+            target = pointer(out)
+            if target & 255 or out.dtype != self._dtype or (self._name == "cupy" and out.data.device_id != device):
+                return None
+        if source & 255 or (self._name == "cupy" and x.data.device_id != device):
+            return None
+        mask, aux = None, 0
+        if prepared.mask_class is not None:
+            data = prepared.new_aux()
+            aux = pointer(data)
+            spec = prepared.spec
+            mask = prepared.mask_class.around(
+                data, spec.out_shape, spec.out_dtype, device, prepared.arrays, self._lifetime
+            )
+        prepared.lean.launch(source, self._weight_pointer, 0, target, self._bias_pointer, aux, prepared.stream(device))
+        if mask is not None:
+            mask.written()
+        return out, mask

@@ -116,3 +116,39 @@ def test_wrong_arguments(rng):
         layer.forward([[1.0] * 4])
     with pytest.raises(SpecError):
         FusedMLP([4])
+
+
+def aligned(values):
+    """The same values at an address divisible by 256, as GPU allocators give them."""
+    raw = np.empty(values.nbytes + 256, np.uint8)
+    start = -raw.ctypes.data % 256
+    array = raw[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    array[...] = values
+    return array
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+def test_repeated_calls_take_the_short_way_and_mean_the_same(rng, world, activation, monkeypatch):
+    layer = adopt(FusedLinear(8, 16, activation=activation, seed=1))
+    layer.weight, layer.bias = aligned(layer.weight), aligned(layer.bias)
+    slow = []
+    monkeypatch.setattr(layer, "_learn", lambda *a, f=layer._learn: (slow.append(a), f(*a)))
+    for turn in range(4):
+        if turn == 2:
+            layer.weight = aligned(rng.standard_normal((16, 8), dtype="float32"))
+        layer.weight *= 1.5
+        x, dy = (aligned(rng.standard_normal((2, 3, n), dtype="float32")) for n in (8, 16))
+        want, z, _ = forward_reference(x, layer.weight.T, bias=layer.bias, activation=activation)
+        assert relative_error(layer.forward(x), want) < 1e-5
+        got = layer.backward(dy)
+        slope = {None: 1.0, "relu": (z > 0) * 1.0, "gelu": gelu_slope(z)}[activation]
+        dz = (dy * slope).reshape(6, 16)
+        assert relative_error(got.input, (dz @ layer.weight).reshape(2, 3, 8)) < 1e-5
+        assert relative_error(got.weight, dz.T @ x.reshape(6, 8)) < 1e-5
+        out = aligned(np.full((2, 3, 16), np.nan, "float32"))
+        assert layer.forward(x, out=out, training=False) is out
+        assert relative_error(out, want) < 1e-5
+        for wrong in (out[:1], out.astype("float64"), out.reshape(6, 16)):
+            with pytest.raises(ArgumentError):
+                layer.forward(x, out=wrong, training=False)
+    assert len(slow) == (4 if world is not None else 8)  # first use and new weight; on NumPy there is no short way
