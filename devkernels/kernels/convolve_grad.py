@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from devkernels.kernels import arrays, convolve_plan
-from devkernels.kernels.fftconvolve import FFTConvolve
+from devkernels.kernels.convolver import FFTConvolve
 
 _SEGMENT = 4096  # samples of a row that a filter's gradient takes at a time, where one transform cannot hold the row
 

@@ -10,6 +10,7 @@ import pytest
 from cuda import pathfinder
 from numba import types
 
+import devkernels
 from devkernels.engine.block_fft import block_fft
 from devkernels.kernels import convolve_rows
 
@@ -76,6 +77,18 @@ def test_real_causal_kernel(size, tmp_path):
     assert total(counts, "LDL") == total(counts, "STL") == 0
     assert counts["STG.E"] == counts["LDG.E"] == fft.elements_per_thread
     assert counts["LDS.64"] == total(counts, "LDS")
+
+
+@pytest.mark.parametrize(
+    ("length", "taps", "mode", "dtype", "kernels"),
+    [(96, 96, "causal", "float32", 3), (100, 7, "circular", "complex64", 3), (50, 3, "same", "float16", 3),
+     (20000, 17000, "full", "float32", 5)],
+)  # fmt: skip
+def test_image_sources_compile(length, taps, mode, dtype, kernels):
+    sources = devkernels.make_fftconvolve(length, taps, dtype, mode).image_sources()
+    assert len(sources) == kernels
+    for kernel, signature, notes in sources.values():
+        assert devkernels.compile(kernel, signature, "sm_90", notes=notes).local_bytes == 0
 
 
 def test_plan_without_twiddle_tables_has_one_stage():

@@ -8,7 +8,9 @@ import pytest
 import devkernels
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedSizeError
 from devkernels.kernels import convolve_plan
-from devkernels.kernels.fftconvolve import FFTConvolve, broadcast, fftconvolve, make_fftconvolve
+from devkernels.kernels.convolve_batch import broadcast
+from devkernels.kernels.convolver import FFTConvolve
+from devkernels.kernels.fftconvolve import fftconvolve, make_fftconvolve
 from devkernels.tolerance import fft_bound, relative_error
 
 pytestmark = pytest.mark.sim

@@ -1,0 +1,224 @@
+"""`FFTConvolve`: one planned convolution along rows; transforms filters, checks arrays, launches the kernel.
+
+in: a `RowPlan`. out: calls on arrays of NumPy, CuPy or torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from devkernels.engine.block_fft import BlockFFT, block_fft
+from devkernels.errors import ArgumentError, ArgumentTypeError
+from devkernels.kernels import arrays, convolve_rows
+from devkernels.kernels.convolve_batch import Broadcast, broadcast, expand
+from devkernels.kernels.convolve_plan import RowPlan
+
+_MOST_GRID_Y = 65535
+
+
+class FFTConvolve:
+    """A planned convolution along rows; made by `make_fftconvolve`, which documents it."""
+
+    def __init__(
+        self, plan: RowPlan, dtype: str, mode: str, prologue: Callable | None = None,
+        epilogue: Callable | None = None, tune: bool = False,
+    ):  # fmt: skip
+        self.plan, self.dtype, self.mode = plan, dtype, mode
+        self.prologue, self.epilogue = prologue, epilogue
+        linear = plan.method == "linear"
+        self.fft: BlockFFT = block_fft(
+            plan.size, plan.precision, frequency_offset=-0.25 if linear else 0.0, real_input=linear, tune=tune
+        )
+
+    def __repr__(self) -> str:
+        return f"<FFTConvolve {self.mode} of {self.plan.length} with {self.plan.taps}, {self.dtype}: {self.describe()}>"
+
+    def describe(self) -> str:
+        """Say in words how the convolution is done."""
+        plan = self.plan
+        how = {"circular": "the transform is the row", "linear": "right-angle weights, no zero padding",
+               "overlap": f"overlap-save, {plan.hop} samples a segment"}[plan.method]  # fmt: skip
+        return f"{how}; {self.fft.plan.describe()}"
+
+    # -- filters -------------------------------------------------------------------------------------------------------
+
+    def prepare(self, h: Any) -> Any:
+        """Transform filters (..., taps) once; give the result to calls as `spectra`.
+
+        Returns
+        -------
+        Spectra
+            The batch shape and an array (filters, transform length) in the engine's order.
+        """
+        seen = arrays.describe(h, "h")
+        if seen.dtype != self.dtype:
+            raise ArgumentTypeError(f"the filter has dtype {seen.dtype}, the convolution {self.dtype}.", spec=self)
+        if not seen.shape or seen.shape[-1] != self.plan.taps:
+            raise ArgumentError(
+                f"the filter has shape {seen.shape}; its last axis must be {self.plan.taps}.", spec=self
+            )
+        flat = arrays.cast(h, self.dtype).reshape(-1)
+        count = math.prod(seen.shape[:-1])
+        launch = convolve_rows.filter_kernel(self.fft, self.dtype)[self.fft.launch(rows=count)]
+        found = []
+        for skip in range(0, self.plan.taps, self.plan.part):
+            spectra = arrays.empty(h, (count * self.fft.size,), self.fft.dtype.name)
+            numbers = (count, min(self.plan.part, self.plan.taps - skip), self.plan.taps, skip)
+            arrays.run_where_kernels_live(
+                {"h": flat, "spectra": spectra}, lambda h, spectra, numbers=numbers: launch(h, spectra, *numbers),
+                ("spectra",),
+            )  # fmt: skip
+            found.append(spectra)
+        return Spectra(seen.shape[:-1], tuple(found))
+
+    def image_sources(self) -> dict[str, tuple]:
+        """Kernels for ``devkernels build``: of filters, and of rows with one filter for all or one for each channel.
+
+        The notes hold the plan and the block; `devkernels.kernels.convolve_rows` says what each kernel takes.
+        """
+        fft, plan = self.fft, self.plan
+        number, integers = fft.dtype.name, ", int64"
+        notes = {**dataclasses.asdict(plan), "mode": self.mode, "dtype": self.dtype, "block": list(fft.block_dim),
+                 "rows_per_block": fft.ffts_per_block, "shared": fft.shared_memory_size}  # fmt: skip
+        name = f"fftconvolve_{self.mode}_{plan.length}_{plan.taps}_{self.dtype}"
+        filters = convolve_rows.filter_kernel(fft, self.dtype)
+        found = {f"{name}_filter": (filters, f"void({self.dtype}[::1], {number}[::1]{integers * 4})", notes)}
+        for layout in ("one", "channels"):
+            groups, inner = (1, 2) if layout == "one" else (2, 1)
+            rule = Broadcast(
+                (2, 2) if layout == "channels" else (2,), groups, inner, 1, 4 if layout == "channels" else 2
+            )
+            passes = self._overlap_passes(rule) if plan.method == "overlap" else [self._single_pass(rule)]
+            for kind, (run, _, numbers) in zip(("first", "more"), passes, strict=False):
+                rows = f"{self.dtype}[::1], {number}[::1], {self.dtype}[::1]"
+                suffix = layout if kind == "first" else f"{layout}_more"
+                found[f"{name}_{suffix}"] = (run, f"void({rows}{integers * len(numbers)})", notes)
+        return found
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def __call__(self, x: Any, h: Any = None, *, spectra: Any = None, out: Any = None, stream: Any = None) -> Any:
+        """Convolve x with h, or with filters transformed by `prepare`."""
+        seen = arrays.describe(x, "x")
+        if seen.dtype != self.dtype:
+            raise ArgumentTypeError(f"x has dtype {seen.dtype}; this convolution was made for {self.dtype}.", spec=self)
+        if not seen.shape or seen.shape[-1] != self.plan.length:
+            raise ArgumentError(f"x has shape {seen.shape}; its last axis must be {self.plan.length}.", spec=self)
+        if (h is None) == (spectra is None):
+            raise ArgumentError("pass either a filter h or spectra made by prepare().", spec=self)
+        if h is not None:
+            arrays.check_same_device(seen, arrays.describe(h, "h"), ("x", "h"))
+            h_batch = tuple(h.shape[:-1])
+        else:
+            h_batch = spectra.batch
+        rule, expand_x, expand_h = broadcast(seen.shape[:-1], h_batch)
+        if expand_h:
+            if h is None:
+                raise ArgumentError(f"spectra of batch {h_batch} do not adjoin in {rule.shape}; pass h.", spec=self)
+            h = expand(h, (*rule.shape, self.plan.taps))
+        if expand_x:
+            x = expand(x, (*rule.shape, self.plan.length))
+        if h is not None and _differentiable(seen, x, h):
+            if out is not None:
+                raise ArgumentError("out cannot be given where gradients are recorded; use torch.no_grad().", spec=self)
+            from devkernels.kernels.convolve_grad import apply
+
+            return apply(self, x, h)
+        shape = (*rule.shape, self.plan.window)
+        if out is not None:
+            self._check_out(out, seen, shape)
+        result = arrays.empty(x, shape, self.dtype) if out is None else out
+        if 0 in shape:
+            return result
+        spectra = self.prepare(h) if spectra is None else spectra
+        rows = arrays.cast(x, self.dtype).reshape(-1)
+        self._launch(rows, spectra.data, result.reshape(-1), rule, stream)
+        return result
+
+    def run(self, x: Any, h: Any) -> Any:
+        """`__call__` without a record of gradients."""
+        return self(_detached(x), _detached(h))
+
+    def _check_out(self, out: Any, seen: arrays.Described, shape: tuple[int, ...]) -> None:
+        mine = arrays.describe(out, "out")
+        arrays.check_same_device(seen, mine, ("x", "out"))
+        if mine.dtype != self.dtype or mine.shape != shape:
+            raise ArgumentError(
+                f"out has shape {mine.shape} and dtype {mine.dtype}; it must have {shape} and {self.dtype}.", spec=self
+            )
+        expected = np.cumprod((mine.itemsize, *shape[:0:-1]))[::-1]
+        if any(n > 1 and s != e for n, s, e in zip(shape, mine.strides, expected, strict=True)):
+            raise ArgumentError("out is not contiguous; pass an array in C order.", spec=self)
+        if arrays.overlap(seen, mine) or (mine.pointer == seen.pointer and not self.plan.whole):
+            raise ArgumentError("out overlaps x in memory; pass a separate array.", spec=self)
+
+    def _launch(self, x: Any, spectra: tuple, out: Any, rule: Broadcast, stream: Any) -> None:
+        plan, fft = self.plan, self.fft
+        if plan.method == "overlap":
+            passes = self._overlap_passes(rule)
+        else:
+            passes = [self._single_pass(rule)]
+        launches = [
+            (run[grid, fft.block_dim, stream or 0, fft.shared_memory_size], numbers) for run, grid, numbers in passes
+        ]
+
+        def launch(x, out, **spectra):
+            for (run, numbers), part in zip(launches, spectra.values(), strict=True):
+                run(x, part, out, *numbers)
+
+        named = {f"spectra_{number}": part for number, part in enumerate(spectra)}
+        arrays.run_where_kernels_live({"x": x, **named, "out": out}, launch, ("out",))
+
+    def _kind(self, rule: Broadcast) -> convolve_rows.Rows:
+        return convolve_rows.Rows(self.dtype, rule.layout, rule.repeats, self.prologue, self.epilogue)
+
+    def _overlap_passes(self, rule: Broadcast) -> list:
+        """(kernel, grid, numbers) for each part of the filter; the first writes, the others add."""
+        plan, fft, kind = self.plan, self.fft, self._kind(rule)
+        segments = -(-plan.window // (plan.hop * (2 if kind.real else 1)))
+        high = -(-rule.rows // _MOST_GRID_Y)
+        grid = (-(-segments // fft.ffts_per_block), -(-rule.rows // high), high)
+        rows = (rule.rows, rule.inner, rule.groups, rule.x_inner, rule.x_rows)
+        passes = []
+        for skip in range(0, plan.taps, plan.part):
+            run = convolve_rows.overlap_kernel(fft, kind, plan.wraps, adds=skip > 0)
+            passes.append((run, grid, (*rows, plan.length, plan.part, plan.start - skip, plan.window)))
+        return passes
+
+    def _single_pass(self, rule: Broadcast) -> tuple:
+        """(kernel, grid, numbers) where one transform holds a row."""
+        plan, fft, kind = self.plan, self.fft, self._kind(rule)
+        if rule.groups > _MOST_GRID_Y:
+            raise ArgumentError(f"{rule.groups} filters are too many for one launch; the most is {_MOST_GRID_Y}.")
+        pairs = plan.method == "circular" and kind.real
+        grid = (-(-rule.members // (fft.ffts_per_block * (2 if pairs else 1))), rule.groups)
+        numbers = (rule.members, rule.groups, rule.inner, rule.x_inner, rule.x_rows)
+        if plan.method == "linear":
+            run = convolve_rows.linear_kernel(fft, kind, plan.whole, plan.tail)
+            return run, grid, (*numbers, plan.length, plan.start, plan.window)
+        make = convolve_rows.circular_pair_kernel if pairs else convolve_rows.circular_kernel
+        return make(fft, kind), grid, numbers
+
+
+def _differentiable(seen: arrays.Described, x: Any, h: Any) -> bool:
+    """Whether torch is recording gradients of these arrays."""
+    return seen.library == "torch" and sys.modules["torch"].is_grad_enabled() and (x.requires_grad or h.requires_grad)
+
+
+def _detached(array: Any) -> Any:
+    return array.detach() if arrays.library(array, "array") == "torch" else array
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """Transformed filters: their batch shape and the flat arrays that kernels read, one for each part of a filter."""
+
+    batch: tuple[int, ...]
+    data: tuple
