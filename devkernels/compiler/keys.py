@@ -6,6 +6,7 @@ values of all globals and closure variables that the code names, followed into o
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import inspect
@@ -50,13 +51,12 @@ class _Walk:
             return encode(("seen", self._seen[id(function)]))
         self._seen[id(function)] = len(self._seen)
         self._keep.append(function)
-        names = sorted(_names(function.__code__))
+        names = sorted(_names(function.__code__))  # attributes among them
+        loaded = sorted(_globals(function.__code__))
         scope = function.__globals__
         closure = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         values = []
-        for name in names:
-            if name in closure:
-                continue
+        for name in loaded:
             if name in scope:
                 values.append((name, self._named(scope[name], names, name)))
         for name, cell in closure.items():
@@ -155,6 +155,16 @@ def _names(code: types.CodeType) -> set[str]:
         if isinstance(constant, types.CodeType):
             names |= _names(constant)
     return names
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals(code: types.CodeType) -> frozenset[str]:
+    """The names that the code, and code nested in it, loads from its globals; attributes of other things are not."""
+    names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _globals(constant)
+    return frozenset(names)
 
 
 def _code(code: types.CodeType) -> object:

@@ -14,7 +14,7 @@ from devkernels import target as targets
 from devkernels.compiler.image import KernelImage, Parameter
 from devkernels.compiler.kernel import Options, compile_function
 from devkernels.compiler.kernel import compile as compile_kernel
-from devkernels.errors import ArgumentError, ArgumentTypeError, ImageError, SpecError, TargetError
+from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError, TargetError
 from devkernels.launch import arguments, arrays, driver, limits, simulated
 from devkernels.launch.launcher import Bound, Launch, Launcher, common_device
 
@@ -146,14 +146,16 @@ class Kernel:
                 f"not {len(values)}.",
                 spec=self,
             )
-        device = common_device(self.__name__, self._names, values)
         signature = None if self.signature is not None else tuple(map(self._type_of, self._names, values))
-        key = (device, signature)
-        found = self._launchers.get(key)
+        found = self._launchers.get(signature)
         if found is None:
             given = self.signature if signature is None else signature
-            image = compile_function(self.py_func, given, driver.architecture(device), self.compile_options)
-            found = self._launchers[key] = Launcher(image, strict=signature is not None)
+
+            def image_for(device: int) -> KernelImage:
+                return compile_function(self.py_func, given, driver.architecture(device), self.compile_options)
+
+            image = image_for(common_device(self.__name__, self._names, values))
+            found = self._launchers[signature] = Launcher(image, signature is not None, image_for)
         return found
 
     def simulated(self) -> Any:
@@ -197,19 +199,16 @@ class KernelLaunch:
 
     def __call__(self, *values: Any) -> None:
         """Check the arguments, compile the kernel if it is new for their types, and launch."""
-        last = self._last
-        if last is not None:
+        if self._last is not None:
             try:
-                return last(*values)
+                self._last._fire(values)
+                return
             except ArgumentError:  # perhaps only of other types than last time; nothing has been launched
                 if self._owner.signature is not None:
                     raise
-            except ImageError:  # arrays on a device of another architecture than last time
-                pass
         launch = self._owner.launcher(values)[self._key]
         launch(*values)
         self._last = launch
-        return None
 
     def bind(self, *values: Any) -> Any:
         """Check the arguments once, for any number of launches with them; the arrays are kept alive."""

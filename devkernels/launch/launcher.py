@@ -92,15 +92,15 @@ class Loaded:
     def pack(self, values: tuple, buffer: Buffer) -> None:
         """Check the arguments and write their words into a buffer."""
         try:
-            for table, value in zip(self.tables, values):  # noqa: B905 - counted by the caller; strict costs
+            for table, value in zip(self.tables, values, strict=True):
                 table[type(value)](value, buffer)
         except ArgumentError:
             raise
         except (struct.error, OverflowError, ValueError, TypeError) as error:
-            raise self._unfit(values, error) from error
+            raise self.unfit(values, error) from error
 
-    def _unfit(self, values: tuple, error: Exception) -> ArgumentError:
-        """Find the scalar that does not fit its type."""
+    def unfit(self, values: tuple, error: Exception) -> ArgumentError:
+        """The error for a scalar that does not fit its type."""
         buffer = self.new_buffer()
         for table, parameter, value in zip(self.tables, self.image.parameters, values, strict=True):
             try:
@@ -148,9 +148,10 @@ class Launcher:
     keep the memory until the stream has passed it.
     """
 
-    def __init__(self, image: KernelImage, strict: bool = False):
+    def __init__(self, image: KernelImage, strict: bool = False, image_for: Callable | None = None):
         self.image = image
         self._strict = strict
+        self._image_for = image_for  # function(device) -> image, where kernels can still be compiled for another device
         self._loaded: dict[int, Loaded] = {}
         self._launches: dict[Any, Launch] = {}
 
@@ -176,7 +177,8 @@ class Launcher:
         """The kernel on a device, loaded there if need be."""
         found = self._loaded.get(device)
         if found is None:
-            found = self._loaded[device] = Loaded(self.image, device, self._strict)
+            image = self.image if self._image_for is None else self._image_for(device)
+            found = self._loaded[device] = Loaded(image, device, self._strict)
         return found
 
     def __repr__(self) -> str:
@@ -192,30 +194,50 @@ class Launch:
         limits.check_shape(self.grid, self.block, launcher.image.name)
         self._stream = streams.handle(self.stream)
         self._dims = tuple(map(ctypes.c_uint.from_param, (*self.grid, *self.block, self.shared_bytes)))
-        self._count = len(launcher.image.parameters)
-        self._ready: Loaded | None = None  # on the device of the last launch
+        self._fire: Callable[[tuple], None] = self._first  # the quick way, on the device of the last launch
 
     def __call__(self, *values: Any) -> None:
         """Check the arguments and launch."""
-        loaded = self._ready
-        if loaded is None or len(values) != self._count:
-            loaded = self._prepare(values)
-        buffers = loaded.buffers
-        buffer = buffers.pop() if buffers else loaded.new_buffer()
-        try:
-            loaded.pack(values, buffer)
-            stream = self._stream
-            if stream is None:
+        self._fire(values)
+
+    def _first(self, values: tuple) -> None:
+        """Launch on a device for the first time, or on another device than last time."""
+        self._fire = self._quick(self._prepare(values))
+        self._fire(values)
+
+    def _quick(self, loaded: Loaded) -> Callable[[tuple], None]:
+        """A function that launches on one device; all that does not change from call to call is looked up here."""
+        count, tables, buffers, leading = len(loaded.tables), loaded.tables, loaded.buffers, loaded.leading
+        entry, front, tail = loaded.entry, (*loaded.head, *self._dims), loaded.tail
+        fixed, currents, foreign, stream_words = self._stream, loaded.current_streams, loaded.foreign, _WORDS
+
+        def fire(values: tuple) -> None:
+            if len(values) != count:
+                self._prepare(values)  # says so
+            buffer = buffers.pop() if buffers else loaded.new_buffer()
+            try:
+                for table, value in zip(tables, values):  # noqa: B905 - counted above; strict costs
+                    table[type(value)](value, buffer)
+            except arrays.ElsewhereError:
+                self._first(values)
+                return
+            except ArgumentError:
+                raise
+            except (struct.error, OverflowError, ValueError, TypeError) as error:
+                raise loaded.unfit(values, error) from error
+            if fixed is not None:
+                stream = fixed
+            elif leading is None or (current := currents[type(values[leading])]) is None:
                 stream = loaded.stream_of(values)
-            if loaded.foreign:
+            else:
+                stream = current()
+            if foreign:
                 loaded.order(values, stream)
-            if status := loaded.entry(*loaded.head, *self._dims, driver.WORDS[stream], buffer.words, *loaded.tail):
+            if status := entry(*front, stream_words[stream], buffer.words, *tail):
                 loaded.again(status, self._dims, stream, buffer)
-        except arrays.ElsewhereError:
-            self._prepare(values)
-            self(*values)
-        finally:
             buffers.append(buffer)
+
+        return fire
 
     def bind(self, *values: Any) -> BoundLaunch:
         """Check the arguments once, for any number of launches with them; the arrays are kept alive."""
@@ -225,10 +247,9 @@ class Launch:
         """Find the device of the arguments, load the kernel there, and check what the launch asks for."""
         image = self.launcher.image
         names = [parameter.name for parameter in image.parameters]
-        if len(values) != self._count:
+        if len(values) != len(names):
             raise ArgumentTypeError(
-                f"Kernel {image.name} takes {self._count} arguments ({', '.join(names)}), not {len(values)}.",
-                spec=image,
+                f"Kernel {image.name} takes {len(names)} arguments ({', '.join(names)}), not {len(values)}.", spec=image
             )
         device = common_device(image.name, names, values)
         loaded = self.launcher.loaded(device)
@@ -237,7 +258,6 @@ class Launch:
             if arrays.is_torch(type(value)) and not value.is_cuda:
                 raise table.refuse(type(value))
         loaded.check(self.grid, self.block, self.shared_bytes)
-        self._ready = loaded
         return loaded
 
 
@@ -254,7 +274,7 @@ def common_device(kernel: str, names: list[str], values: tuple) -> int:
 class BoundLaunch:
     """A launch with everything fixed: call it without arguments, as often as you like."""
 
-    __slots__ = ("_again", "_call", "_current", "_keep", "_middle", "_tail")
+    __slots__ = ("_again", "_call", "_current", "_keep", "_middle", "_tail", "_word")
 
     def __init__(self, launch: Launch, values: tuple):
         loaded = launch._prepare(values)
@@ -263,6 +283,7 @@ class BoundLaunch:
         fixed, dims = launch._stream, launch._dims
         self._keep = (values, buffer)
         self._again = lambda status, stream: loaded.again(status, dims, stream, buffer)
+        self._word = None if fixed is None else _WORDS[fixed]
         self._current: Callable[[], int] = (lambda: fixed) if fixed else (lambda: loaded.stream_of(values))
         if fixed is None and loaded.leading is not None:
             self._current = loaded.current_streams[type(values[loaded.leading])] or self._current
@@ -271,9 +292,11 @@ class BoundLaunch:
 
     def __call__(self) -> None:
         """Launch."""
-        stream = self._current()
-        if status := self._call(*self._middle, _WORDS[stream], *self._tail):
-            self._again(status, stream)
+        word = self._word
+        if word is None:
+            word = _WORDS[self._current()]
+        if status := self._call(*self._middle, word, *self._tail):
+            self._again(status, self._current())
 
 
 class Bound:

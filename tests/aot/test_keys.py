@@ -85,6 +85,12 @@ def test_closures_defaults_and_text():
     assert key_of(PLAIN, C=1, unused=1) == key_of(PLAIN, C=1, unused=2)  # not named by the code: no part of it
 
 
+def test_attributes_are_not_taken_for_globals():
+    """``a.x`` says nothing of a global x, which may be anything."""
+    text = "def k(a):\n    a[0] = a.x + C.y\n"
+    assert key_of(text, C=1, x=object(), y=1) == key_of(text, C=1, x=2, y=2)
+
+
 def test_functions_in_functions():
     text = "def k(x):\n    def inner(v):\n        return v * C\n    x[0] = inner(1)\n"
     assert key_of(text, C=1) != key_of(text, C=2)
