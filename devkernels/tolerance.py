@@ -35,6 +35,18 @@ def product_bound(accumulate: object, store: object, length: int) -> float:
     return unit_roundoff(accumulate) * (4.0 + 2.0 * math.sqrt(max(length, 1))) + 2.0 * unit_roundoff(store)
 
 
+def gelu_bound(accumulate: object, *, derivative: bool = False) -> float:
+    """Bound on the absolute error of cuBLASLt's GELU, or of its derivative, beside the error of its input.
+
+    cuBLASLt writes the constant sqrt(2 / pi) with eight digits and computes the tanh of float32 with the GPU's fast
+    exponential. Measured on an H200 with cuBLASLt 13.1 for inputs from -4 to 4: 4.9e-6 (float32) and 2.6e-10
+    (float64), of the derivative 1.6e-5 and 3.1e-10. The bounds are the next powers of two.
+    """
+    if unit_roundoff(accumulate) < 2.0**-24:
+        return 2.0**-31
+    return 2.0**-15 if derivative else 2.0**-17
+
+
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:
     """``norm(got - want) / norm(want)`` in float64; NaN anywhere in `got` gives NaN, which passes no bound."""
     wide = np.complex128 if np.iscomplexobj(want) or np.iscomplexobj(got) else np.float64

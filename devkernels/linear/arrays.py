@@ -170,6 +170,22 @@ class CupyArrays(NumpyArrays):
         stop.synchronize()
         return cuda.get_elapsed_time(start, stop)
 
+    def captured(self, run, times: int):
+        """Return a function that replays `times` runs from a CUDA graph on the current stream."""
+        cuda = self.xp.cuda
+        cuda.get_current_stream().synchronize()
+        stream = cuda.Stream(non_blocking=True)
+        with stream:
+            run()
+            stream.synchronize()
+            stream.begin_capture()
+            try:
+                for _ in range(times):
+                    run()
+            finally:
+                graph = stream.end_capture()
+        return lambda: graph.launch(cuda.get_current_stream())
+
 
 class TorchArrays(Arrays):
     """torch: tensors on the CPU or a CUDA device, current stream and device from torch."""
@@ -243,6 +259,20 @@ class TorchArrays(Arrays):
         stop.record()
         stop.synchronize()
         return start.elapsed_time(stop)
+
+    def captured(self, run, times: int):
+        """Return a function that replays `times` runs from a CUDA graph on the current stream."""
+        cuda = self.torch.cuda
+        stream = cuda.Stream()
+        stream.wait_stream(cuda.current_stream())
+        with cuda.stream(stream):
+            run()
+        stream.synchronize()
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph, stream=stream):
+            for _ in range(times):
+                run()
+        return graph.replay
 
 
 _PACKAGES: dict[str, Arrays] = {"numpy": NumpyArrays(), "cupy": CupyArrays(), "torch": TorchArrays()}

@@ -77,7 +77,7 @@ def finish(arrays, epilog: Epilog, z, aux_in, wide: str):
     z = cast(arrays, z, wide)
     aux = gradient = None
     if epilog.activation == "relu":
-        keep = z >= 0  # as cuBLASLt on an H200: the bit of a zero, of either sign, is set
+        keep = ~(z < 0)  # as cuBLASLt's AUX epilogs on an H200: the bits of zeros and of NaN are set, NaN stays NaN
         aux = pack_bits(arrays, keep) if epilog.aux_output else None
         z = xp.where(keep, z, xp.zeros_like(z)) if arrays.name == "torch" else xp.where(keep, z, z.dtype.type(0))
     elif epilog.activation == "gelu":

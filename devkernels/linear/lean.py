@@ -6,9 +6,14 @@ in: an output or none, a stream or none.  out: the result; or None where somethi
 from __future__ import annotations
 
 import math
+import weakref
 
 from devkernels.linear.arrays import stream_pointer
 from devkernels.linear.matmul import Prepared
+
+
+def _nothing() -> None:
+    """Stand in for a weak reference before there is one."""
 
 
 def possible(prepared: Prepared) -> bool:
@@ -19,8 +24,8 @@ def possible(prepared: Prepared) -> bool:
 class LeanCall:
     """Pointers of the operands and everything else that does not change between calls."""
 
-    __slots__ = ("_a", "_b", "_bias", "_c", "_device", "_dtype", "_kind", "_launch", "_make", "_name", "_pointer",
-                 "_prepared", "_shape", "_stream", "_strides")  # fmt: skip
+    __slots__ = ("_a", "_b", "_bias", "_c", "_device", "_dtype", "_kind", "_last", "_launch", "_make", "_name",
+                 "_pointer", "_prepared", "_shape", "_stream", "_strides")  # fmt: skip
 
     def __init__(self, prepared: Prepared, a, b, c, bias):
         arrays, spec = prepared.arrays, prepared.spec
@@ -33,14 +38,19 @@ class LeanCall:
         self._kind, self._dtype, self._shape = type(a), arrays.dtype(spec.out_dtype), spec.out_shape
         size = a.itemsize
         self._strides = tuple(size * math.prod(self._shape[i + 1 :]) for i in range(len(self._shape)))
+        self._last = _nothing  # weak reference to the `out` of the last call: the same array need not be checked again
 
     def __call__(self, out, stream):
         """Run; None if `out` is not just what is planned for (contiguous, aligned)."""
         device = self._device
         if out is not None:
-            target = self._fits(out)
-            if not target:
-                return None
+            if self._last() is out:
+                target = self._pointer(out)
+            else:
+                target = self._fits(out)
+                if not target:
+                    return None
+                self._last = weakref.ref(out)
         else:
             if stream is None:
                 out = self._make()

@@ -3,7 +3,7 @@
 in: the raw buffer that cuBLASLt (or the NumPy meaning of it) has written.  out: `ReluMask`, `GeluAux`. They check that
 they fit the backward product they are given to, and that they are alive and hold what was written first.
 
-Memory: a ReLU mask has one bit for each element (set where the input of ReLU is not negative), least significant
+Memory: a ReLU mask has one bit for each element (set where the input of ReLU is not below zero), least significant
 first, each row padded to 128 bits; a GELU aux matrix holds the input of the activation, each row padded to 8 elements.
 """
 

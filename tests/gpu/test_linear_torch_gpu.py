@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from devkernels.linear.torch import FusedLinear, FusedMLP, fused_linear
+from devkernels.tolerance import gelu_bound
 
 ACTIVATIONS = {None: lambda x: x, "relu": torch.relu, "gelu": nn.GELU("tanh")}
+BITS = {torch.float16: "float32", torch.bfloat16: "float32", torch.float32: "float32", torch.float64: "float64"}
 ROUND = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-6, torch.float64: 1e-12}
 
 
@@ -40,7 +42,7 @@ def test_against_torch(dtype, activation, bias):
         y = layer(x)
         with torch.no_grad():
             assert torch.equal(layer(x), y) or close(layer(x), y, ROUND[dtype])
-        limit = 4 * ROUND[dtype]
+        limit = 4 * ROUND[dtype] + (gelu_bound(BITS[dtype], derivative=True) if activation == "gelu" else 0.0)
         assert y.shape == want.shape
         close(y, want, limit)
         dy = torch.randn_like(y)
@@ -63,12 +65,13 @@ def test_mlp_against_torch(activation, dtype):
         h = nn.functional.linear(h, *parameters)
         h = h if index == 2 else ACTIVATIONS[activation](h)
     y = mlp(x)
-    close(y, h, 8 * ROUND[dtype])
+    own = gelu_bound(BITS[dtype], derivative=True) if activation == "gelu" else 0.0
+    close(y, h, 8 * ROUND[dtype] + own)
     dy = torch.randn_like(y)
     y.backward(dy)
     h.backward(dy.double())
     for one, other in zip((x, *mlp.parameters()), (wide, *reference), strict=True):
-        close(one.grad, other.grad, 32 * ROUND[dtype])
+        close(one.grad, other.grad, 32 * ROUND[dtype] + 4 * own)
 
 
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
@@ -176,7 +179,7 @@ def test_pass_through_an_activation(activation, dtype):
         dz, db = raw.through_activation(activation, dy, kept, True)
         wide = x[:, :columns].double().requires_grad_()
         ACTIVATIONS[activation](wide).backward(dy.double())
-        close(dz, wide.grad, 2 * ROUND[dtype])
+        close(dz, wide.grad, 2 * ROUND[dtype])  # devkernels' own kernel: true constants
         assert db is not None
         limit = 4 * ROUND[dtype] * torch.linalg.vector_norm(dz.double().abs().sum(0))
         assert torch.linalg.vector_norm(db.double() - dz.double().sum(0)) <= limit

@@ -150,7 +150,7 @@ class FakeCublasLt:
         if epilog & 2:
             if epilog & 128:
                 bits = np.zeros((n, told[12]), np.uint8)
-                bits[:, :m] = z.T >= 0
+                bits[:, :m] = ~(z.T < 0)
                 self._aux(told, index, n, np.uint8)[...] = np.packbits(bits, axis=1, bitorder="little")
             z = np.maximum(z, 0)
         if epilog & 32:
