@@ -80,7 +80,7 @@ class Move:
     `dtype` is that of the local array (complex). `memory` may be that, or real: then `part` says which part of the
     complex numbers moves; loads leave the other part alone. With `masked` the function takes a position and a limit
     more: only elements with 0 <= position + offset < limit (as 32-bit numbers) move. Others are read as zero (or left
-    alone with `keep`), or not written.
+    alone with `keep`), or not written. With `adds` a store adds to what memory holds.
     """
 
     offsets: tuple[int, ...]
@@ -89,6 +89,7 @@ class Move:
     part: str = "both"
     masked: bool = False
     keep: bool = False
+    adds: bool = False
 
 
 def gather(move: Move):
@@ -176,7 +177,8 @@ def _simulated_scatter(move: Move):
     def run(data, memory, base, position, limit):
         for slot, offset in enumerate(move.offsets):
             if 0 <= int(position) + offset < int(limit):
-                memory[int(base) + offset] = _parts(data[slot], move.part)
+                value = _parts(data[slot], move.part)
+                memory[int(base) + offset] = value + memory[int(base) + offset] if move.adds else value
 
     return run if move.masked else _unmasked(run)
 

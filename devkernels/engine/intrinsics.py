@@ -228,8 +228,16 @@ def mover(move, store):
         if whole:
             if store:
                 value = ir.Constant(word, ir.Undefined)
+                before = None
+                if move.adds:
+                    before = builder.load(place)
+                    before.align = _BYTES[memory_name]
                 for part in (0, 1):
-                    number = _convert(builder, builder.load(registers[part]), stored)
+                    number = builder.load(registers[part])
+                    if before is not None:
+                        old = builder.extract_element(before, ir.IntType(32)(part))
+                        number = builder.fadd(number, _convert(builder, old, real))
+                    number = _convert(builder, number, stored)
                     value = builder.insert_element(value, number, ir.IntType(32)(part))
                 builder.store(value, place).align = _BYTES[memory_name]
             else:
@@ -239,7 +247,12 @@ def mover(move, store):
                     number = builder.extract_element(value, ir.IntType(32)(part))
                     builder.store(_convert(builder, number, real), registers[part])
         elif store:
-            value = _convert(builder, builder.load(registers[shift]), stored)
+            number = builder.load(registers[shift])
+            if move.adds:
+                before = builder.load(place)
+                before.align = _BYTES[memory_name]
+                number = builder.fadd(number, _convert(builder, before, real))
+            value = _convert(builder, number, stored)
             builder.store(value, place).align = _BYTES[memory_name]
         else:
             value = builder.load(place)

@@ -91,8 +91,8 @@ def _touch_up(fft: BlockFFT, function: Callable | None, real: bool) -> Callable:
     return device_function(apply)
 
 
-def _moves(fft: BlockFFT, rows: Rows, part: str, masked: bool, keep: bool = False):
-    move = emit.Move(fft.offsets, fft.dtype.name, rows.dtype, part, masked, keep)
+def _moves(fft: BlockFFT, rows: Rows, part: str, masked: bool, keep: bool = False, adds: bool = False):
+    move = emit.Move(fft.offsets, fft.dtype.name, rows.dtype, part, masked, keep, adds)
     return emit.gather(move), emit.scatter(move)
 
 
@@ -248,12 +248,12 @@ def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool, adds: bool = False):
     """
     part = "real" if rows.real else "both"
     inside, _ = _moves(fft, rows, part, masked=False)
-    load, store = _moves(fft, rows, part, masked=True)
+    load, store = _moves(fft, rows, part, masked=True, adds=adds)
     wrap, _ = _moves(fft, rows, part, masked=True, keep=True)
     real = rows.real
     second = "imag" if real else "both"
     inside_second, _ = _moves(fft, rows, second, masked=False)
-    load_second, store_second = _moves(fft, rows, second, masked=True)
+    load_second, store_second = _moves(fft, rows, second, masked=True, adds=adds)
     wrap_second, _ = _moves(fft, rows, second, masked=True, keep=True)
     load_filter, forward, filter_inverse = fft.load, fft.forward, fft.filter_inverse
     elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
@@ -291,12 +291,6 @@ def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool, adds: bool = False):
         if live:
             base, limit = row * window + done + first, max(0, min(hop, window - done))
             left = max(0, min(hop, window - done - hop))
-            if adds:
-                load(factors, out, base, first, limit)
-                if real:
-                    load_second(factors, out, base + hop, first, left)
-                for e in range(elements):
-                    data[e] = data[e] + factors[e]
             store(data, out, base, first, limit)
             if real:
                 store_second(data, out, base + hop, first, left)
