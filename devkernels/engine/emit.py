@@ -80,7 +80,8 @@ class Move:
     `dtype` is that of the local array (complex). `memory` may be that, or real: then `part` says which part of the
     complex numbers moves; loads leave the other part alone. With `masked` the function takes a position and a limit
     more: only elements with 0 <= position + offset < limit (as 32-bit numbers) move. Others are read as zero (or left
-    alone with `keep`), or not written. With `adds` a store adds to what memory holds.
+    alone with `keep`), or not written. With `adds` a store adds to what memory holds. With `stream`
+    the data, used once, is kept from displacing filters and twiddles in the L1 cache.
     """
 
     offsets: tuple[int, ...]
@@ -90,6 +91,7 @@ class Move:
     masked: bool = False
     keep: bool = False
     adds: bool = False
+    stream: bool = False
 
 
 def gather(move: Move):

@@ -223,6 +223,22 @@ def mover(move, store):
     shift = {"both": 0, "real": 0, "imag": 1}[move.part]
     word = ir.VectorType(stored, 2) if whole else stored
 
+    def streamed(builder, place, count):
+        """Loaded numbers, not allocated in L1; None for types without such an instruction here."""
+        if isinstance(stored, ir.HalfType):
+            return None
+        letter, suffix = ("f", "f32") if isinstance(stored, ir.FloatType) else ("d", "f64")
+        address = builder.ptrtoint(place, ir.IntType(64))
+        if count == 1:
+            kind = ir.FunctionType(stored, [ir.IntType(64)])
+            return [
+                builder.asm(kind, f"ld.global.L1::no_allocate.{suffix} $0, [$1];", f"={letter},l", [address], False)
+            ]
+        kind = ir.FunctionType(ir.LiteralStructType([stored, stored]), [ir.IntType(64)])
+        text = f"ld.global.L1::no_allocate.v2.{suffix} {{$0, $1}}, [$2];"
+        both = builder.asm(kind, text, f"={letter},={letter},l", [address], False)
+        return [builder.extract_value(both, part) for part in (0, 1)]
+
     def one(builder, local, place, slot):
         registers = [builder.gep(local, [ir.IntType(32)(2 * slot + part)]) for part in (0, 1)]
         if whole:
@@ -241,11 +257,13 @@ def mover(move, store):
                     value = builder.insert_element(value, number, ir.IntType(32)(part))
                 builder.store(value, place).align = _BYTES[memory_name]
             else:
-                value = builder.load(place)
-                value.align = _BYTES[memory_name]
+                numbers = streamed(builder, place, 2) if move.stream else None
+                if numbers is None:
+                    value = builder.load(place)
+                    value.align = _BYTES[memory_name]
+                    numbers = [builder.extract_element(value, ir.IntType(32)(part)) for part in (0, 1)]
                 for part in (0, 1):
-                    number = builder.extract_element(value, ir.IntType(32)(part))
-                    builder.store(_convert(builder, number, real), registers[part])
+                    builder.store(_convert(builder, numbers[part], real), registers[part])
         elif store:
             number = builder.load(registers[shift])
             if move.adds:
@@ -255,9 +273,12 @@ def mover(move, store):
             value = _convert(builder, number, stored)
             builder.store(value, place).align = _BYTES[memory_name]
         else:
-            value = builder.load(place)
-            value.align = _BYTES[memory_name]
-            builder.store(_convert(builder, value, real), registers[shift])
+            numbers = streamed(builder, place, 1) if move.stream else None
+            if numbers is None:
+                value = builder.load(place)
+                value.align = _BYTES[memory_name]
+                numbers = [value]
+            builder.store(_convert(builder, numbers[0], real), registers[shift])
 
     def write(context, builder, signature, arguments):
         local = _pointer(context, builder, signature.args[0], arguments[0], real)

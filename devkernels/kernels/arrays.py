@@ -52,13 +52,16 @@ class Described:
         return self.pointer + low, self.pointer + high + self.itemsize
 
 
-def describe(array: Any, name: str) -> Described:
-    """Read an array's library, dtype, shape, strides, device and address."""
+def describe(array: Any, name: str, gradients: bool = False) -> Described:
+    """Read an array's library, dtype, shape, strides, device and address.
+
+    Tensors that require gradients are refused, unless the caller says that it records `gradients`.
+    """
     kind = library(array, name)
     if kind == "torch":
         if array.layout is not sys.modules["torch"].strided:
             raise ArgumentTypeError(f"{name} is a {array.layout} tensor; pass a dense one.", spec=name)
-        if array.requires_grad and sys.modules["torch"].is_grad_enabled():
+        if array.requires_grad and not gradients and sys.modules["torch"].is_grad_enabled():
             raise ArgumentError(
                 f"{name} requires a gradient, which this kernel does not record; pass {name}.detach(), or call it "
                 f"under torch.no_grad().",

@@ -106,7 +106,7 @@ class FFTConvolve:
 
     def __call__(self, x: Any, h: Any = None, *, spectra: Any = None, out: Any = None, stream: Any = None) -> Any:
         """Convolve x with h, or with filters transformed by `prepare`."""
-        seen = arrays.describe(x, "x")
+        seen = arrays.describe(x, "x", gradients=True)
         if seen.dtype != self.dtype:
             raise ArgumentTypeError(f"x has dtype {seen.dtype}; this convolution was made for {self.dtype}.", spec=self)
         if not seen.shape or seen.shape[-1] != self.plan.length:
@@ -114,7 +114,7 @@ class FFTConvolve:
         if (h is None) == (spectra is None):
             raise ArgumentError("pass either a filter h or spectra made by prepare().", spec=self)
         if h is not None:
-            arrays.check_same_device(seen, arrays.describe(h, "h"), ("x", "h"))
+            arrays.check_same_device(seen, arrays.describe(h, "h", gradients=True), ("x", "h"))
             h_batch = tuple(h.shape[:-1])
         else:
             h_batch = spectra.batch

@@ -139,7 +139,7 @@ def correlate(
 
     ``correlate(x, h)`` is `fftconvolve` of x with the conjugate of h in reversed order; parameters as there.
     """
-    seen = arrays.describe(in2, "in2")
+    seen = arrays.describe(in2, "in2", gradients=True)
     if seen.library == "torch":
         turned = in2.flip(-1)
         turned = turned.conj().resolve_conj() if turned.is_complex() else turned
@@ -149,7 +149,7 @@ def correlate(
 
 
 def _convolve(in1: Any, in2: Any, mode: str, axes: Any, method: str | None, out: Any, stream: Any) -> Any:
-    first, second = arrays.describe(in1, "in1"), arrays.describe(in2, "in2")
+    first, second = (arrays.describe(a, n, gradients=True) for a, n in ((in1, "in1"), (in2, "in2")))
     if not first.shape or not second.shape:
         raise ArgumentError("both arrays need at least one axis.")
     count = _axes(axes, len(first.shape))

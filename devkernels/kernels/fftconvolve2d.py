@@ -14,12 +14,14 @@ import numpy as np
 
 from devkernels.engine import choose
 from devkernels.engine.block_fft import BlockFFT, block_fft
+from devkernels.engine.plan import BlockPlan
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedSizeError
 from devkernels.kernels import arrays, convolve_images, convolve_plan
 from devkernels.kernels.convolve_plan import COMPUTE, MODES
+from devkernels.target import Target
 
 _MOST_GRID_Y = 65535
-_MANY_ROWS = 8  # columns of a block: 64 bytes of a row, two sectors
+_MANY_COLUMNS = 8  # columns of a block: 64 bytes of a row, two sectors
 
 
 def axis_plan(mode: str, length: int, taps: int, precision: str) -> tuple[int, int, int]:
@@ -45,6 +47,19 @@ def axis_plan(mode: str, length: int, taps: int, precision: str) -> tuple[int, i
     raise UnsupportedSizeError(f"An axis of {length} with {taps} taps needs {needed} points; the most is {top}.")
 
 
+def _columns_of_a_block(plan: BlockPlan) -> int:
+    """Columns that fit a block's shared memory, threads and registers: data, and about 40 for all else."""
+    registers = plan.elements * plan.word_bytes // 4 + 40
+    count = _MANY_COLUMNS
+    while count > 1 and (
+        count * (plan.size + 2 * plan.threads) * plan.word_bytes > choose.MAX_SHARED
+        or count * plan.threads * registers > Target.max_registers_per_block
+        or count * plan.threads > Target.max_threads_per_block
+    ):
+        count //= 2
+    return count
+
+
 class FFTConvolve2D:
     """A planned two-dimensional convolution; made by `make_fftconvolve2d`."""
 
@@ -56,10 +71,9 @@ class FFTConvolve2D:
         self.out_shape = (out_y, out_x)
         self.rows: BlockFFT = block_fft(self.width, precision)
         base = block_fft(self.height, precision).plan
-        most = max(1, min(_MANY_ROWS, 1024 // base.threads))
         self.columns: BlockFFT = block_fft(
-            self.height, precision, radices=base.radices, elements_per_thread=base.elements, ffts_per_block=most,
-            columns=True,
+            self.height, precision, radices=base.radices, elements_per_thread=base.elements,
+            ffts_per_block=_columns_of_a_block(base), columns=True,
         )  # fmt: skip
         self._kernels = (
             convolve_images.rows_forward_kernel(self.rows, dtype),
