@@ -28,7 +28,7 @@ def on_device(arrays: Arrays, device: int, dtype: str, rows: int, columns: int, 
     key = (arrays.name, device, dtype, rows, columns, kept_ld, kind, aligned)
     found = _prepared.get(key)
     if found is None:
-        if device == CPU or dtype not in _kernels.TYPES or not _kernels.available():
+        if device == CPU or arrays.name == "numpy" or dtype not in _kernels.TYPES or not _kernels.available():
             return None
         try:
             kernel = _kernels.ActivationBackward(arrays, device, dtype, rows, columns, kept_ld, kind, aligned)

@@ -24,7 +24,7 @@ from devkernels.linear import activations
 from devkernels.linear.arrays import CPU, arrays_of, package
 from devkernels.linear.bounded import Bounded
 from devkernels.linear.epilog import Epilog
-from devkernels.linear.lean import LayerCall
+from devkernels.linear.lean import LayerBackward, LayerCall
 from devkernels.linear.masks import Lifetime, Mask
 from devkernels.linear.matmul import prepare, product
 from devkernels.linear.operands import analyse
@@ -92,7 +92,8 @@ class FusedLinear:
         self.device = CPU if package_name == "numpy" else device
         self._lifetime = Lifetime()
         self._last: Saved | None = None
-        self._calls: Bounded = Bounded(64)  # shapes of inputs -> LayerCall
+        # Shapes of inputs -> LayerCall, of gradients -> LayerBackward.
+        self._calls, self._steps = Bounded(64), Bounded(64)
         import numpy
 
         random = numpy.random.default_rng(seed)
@@ -196,12 +197,47 @@ class FusedLinear:
         if isinstance(expected, Saved) and dy.shape != (*expected.lead, self.out_features):
             raise ArgumentError(f"dy has shape {dy.shape}, but the result had {(*expected.lead, self.out_features)}.")
         saved = self._take(saved)
+        if stream is None and type(dy) is type(self.weight):
+            step = self._steps.get((dy.shape, dy.strides, dy.dtype, saved.x.strides))
+            if step is not None and not (self.arrays.pointer(dy) | self.arrays.pointer(saved.x)) & 255:
+                mask = saved.mask
+                data = (
+                    None if mask is None else mask.data_for(mask.kind, mask.shape, self.dtype, self.device, self.arrays)
+                )
+                found = step(dy, saved.x, data, self.weight)
+                if found is not None:
+                    return Gradients(*found)
         dz, bias = self._through_activation(dy, saved)
         need = self.bias is not None and bias is None
         weight, summed = self.parameter_gradients(dz, saved, need_bias=need, stream=stream)
         bias = summed if need else bias
         dx, _ = self.input_gradient(dz, None, None, stream=stream)
+        self._learn_backward(dy, dz, saved)
         return Gradients(dx.reshape(*saved.lead, self.in_features), weight, bias)
+
+    def _learn_backward(self, dy, dz, saved: Saved) -> None:
+        """Keep the planned backward pass for gradients of this shape, where it is a kernel and two library calls."""
+        arrays, mask, weight = self.arrays, saved.mask, self.weight
+        pointers = arrays.pointer(dy) | arrays.pointer(saved.x) | arrays.pointer(weight)
+        if self.device == CPU or not dy.flags.c_contiguous or pointers & 255:
+            return
+        through, need_bias = None, self.bias is not None
+        if mask is not None:
+            data = mask.data_for(mask.kind, mask.shape, self.dtype, self.device, arrays)
+            rows = saved.x.shape[0]
+            through = activations.on_device(
+                arrays, self.device, self.dtype, rows, self.out_features, data.shape[-1], mask.kind, 0
+            )
+            if through is None:
+                return
+        epilog = Epilog.BGRADA if need_bias and through is None else Epilog.DEFAULT
+        by_input = prepare(analyse(dz, weight, compute_type=self.compute_type))
+        by_weight = prepare(analyse(dz.T, saved.x, epilog=epilog, compute_type=self.compute_type))
+        if by_input.lean is None or by_weight.lean is None:
+            return
+        shape = (*saved.lead, self.in_features)
+        step = LayerBackward(by_input, by_weight, weight, shape, through, need_bias)
+        self._steps.keep((dy.shape, dy.strides, dy.dtype, saved.x.strides), step)
 
     def _through_activation(self, dy, saved: Saved):
         """Gradient before the activation, and the bias gradient where it comes along."""

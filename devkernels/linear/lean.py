@@ -124,3 +124,45 @@ class LayerCall:
         if mask is not None:
             mask.written()
         return out, mask
+
+
+class LayerBackward:
+    """The backward pass of a layer for one shape: a pass through the activation, and two products.
+
+    `through` is the kernel of the activation with makers of its outputs (`activations.on_device`), None without one.
+    """
+
+    __slots__ = ("_by_weight", "_device", "_input", "_new_db", "_new_dw", "_new_dx", "_new_dz", "_pointer", "_stream",
+                 "_through", "_weight", "_weight_pointer")  # fmt: skip
+
+    def __init__(self, by_input: Prepared, by_weight: Prepared, weight, dx_shape, through, need_bias: bool):
+        arrays = by_input.arrays
+        self._through, self._new_dz, new_db = through or (None, None, None)
+        self._input, self._weight = by_input.lean, weight
+        self._by_weight, self._weight_pointer, self._pointer = by_weight.lean, arrays.pointer(weight), arrays.pointer
+        self._new_dx = arrays.maker(dx_shape, by_input.spec.out_dtype, by_input.device)
+        self._new_dw = by_weight.new_out
+        self._new_db = (by_weight.new_gradient or new_db) if need_bias else None
+        self._device, self._stream = by_input.device, by_input.stream
+
+    def __call__(self, dy, x, mask_data, weight):
+        """Run; (dx, dw, db), or None where the weight is another one than planned for."""
+        if weight is not self._weight:
+            return None
+        pointer = self._pointer
+        stream = self._stream(self._device)
+        source = pointer(dy)
+        db, sums = None, 0
+        if self._new_db is not None:
+            db = self._new_db()
+            sums = pointer(db)
+        if self._through is not None:
+            dz = self._new_dz()
+            target = pointer(dz)
+            self._through.launch(source, pointer(mask_data), target, sums, stream)
+            source, sums = target, 0
+        dx = self._new_dx()
+        self._input.launch(source, self._weight_pointer, 0, pointer(dx), 0, 0, stream)
+        dw = self._new_dw()
+        self._by_weight.launch(source, pointer(x), 0, pointer(dw), sums, 0, stream)
+        return dx, dw, db
