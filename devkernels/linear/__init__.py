@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 _PUBLIC = {
     "Epilog": "devkernels.linear.epilog",
     "FusedLinear": "devkernels.linear.layer",
-    "FusedMLP": "devkernels.linear.layer",
+    "FusedMLP": "devkernels.linear.mlp",
     "FusedMatmul": "devkernels.linear.stateful",
     "GeluAux": "devkernels.linear.masks",
     "Layout": "devkernels.linear.spec",
@@ -54,9 +54,10 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from devkernels.linear.epilog import Epilog
-    from devkernels.linear.layer import FusedLinear, FusedMLP
+    from devkernels.linear.layer import FusedLinear
     from devkernels.linear.masks import GeluAux, ReluMask
     from devkernels.linear.matmul import fused_matmul
+    from devkernels.linear.mlp import FusedMLP
     from devkernels.linear.plan import clear_plans, plan_cache_info
     from devkernels.linear.spec import Layout, MatmulSpec
     from devkernels.linear.stateful import FusedMatmul
