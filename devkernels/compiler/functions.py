@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,25 @@ from devkernels.target import Target
 KIND = "ltoir"
 
 
-def gather(linked: tuple[object, ...], target: Target) -> list[tuple[str, bytes]]:
-    """Content of everything that is linked to a kernel, once each, in a stable order."""
+def start(objects: list[Any], target: Target) -> dict[str, Future]:
+    """Begin to build, in worker processes, what these device objects will most likely link: by key.
+
+    The front end takes seconds before it comes to ask for them. A wrong guess costs processor time, nothing else.
+    """
+    requests = {request.key: request for one in objects for request in one.likely_requests(target)}
+    missing = [key for key in requests if cache.get(KIND, key) is None]
+    if not missing or config.disable_jit():
+        return {}
+    pool = ThreadPoolExecutor(max_workers=min(len(missing), processors()))
+    started = {key: pool.submit(_build_apart, key, requests[key]) for key in missing}
+    pool.shutdown(wait=False)  # it ends by itself when all is built
+    return started
+
+
+def gather(
+    linked: tuple[object, ...], target: Target, started: dict[str, Future] | None = None
+) -> list[tuple[str, bytes]]:
+    """Content of everything that is linked to a kernel, once each, in a stable order; `started` is `start`'s answer."""
     ours: dict[str, Any] = {}
     others: dict[str, tuple[str, bytes]] = {}
     for code in linked:
@@ -42,14 +59,17 @@ def gather(linked: tuple[object, ...], target: Target) -> list[tuple[str, bytes]
         else:
             kind, content = _other(code, target)
             others.setdefault(digest(kind, content), (kind, content))
+    for key in ours:
+        if started and key in started:
+            started[key].result()
     built = build_all(ours)
     return [("ltoir", built[key]) for key in sorted(built)] + [others[key] for key in sorted(others)]
 
 
 def _for_target(code: Any, target: Target) -> tuple[str, Any]:
-    """Key and request of a function; Numba may have kept one for sm_90 where sm_90a is compiled, or the reverse."""
+    """Key and request of a function; Numba may have kept one for sm_90a where sm_90 is compiled, which cannot link."""
     wanted = getattr(code.request, "target", target)
-    if wanted == target or wanted.cc != target.cc:
+    if not wanted.arch_specific or wanted == target or wanted.cc != target.cc:
         return code.key, code.request
     request = dataclasses.replace(code.request, target=target)
     return request.key, request

@@ -128,11 +128,7 @@ def compile_function(
         return remote.compile_elsewhere(function, signature, target, options, notes)
 
     def build() -> bytes:
-        if resolved.exact:
-            arguments = frontend.normalize(signature)
-        else:
-            arguments = tuple(map(frontend.numba_type, resolved.parameters))
-        return pack([_build(function, arguments, resolved, target, options, notes)])
+        return pack([_build(function, signature, resolved, target, options, notes)])
 
     return unpack(cache.get_or_build(KIND, key, build, spec=f"kernel {function.__name__}({resolved}) for {target}"))[0]
 
@@ -170,15 +166,20 @@ def _process_key(function: Callable) -> str:
 
 
 def _build(
-    function: Callable, arguments: tuple, signature: Signature, target: Target, options: Options, notes: dict | None
+    function: Callable, given: object, signature: Signature, target: Target, options: Options, notes: dict | None
 ) -> KernelImage:
-    from devkernels.compiler import frontend, functions, link
+    from devkernels.compiler import frontend, functions, keys, link
 
+    started = functions.start(keys.device_objects(function), target)  # before Numba is imported, which takes a second
+    if signature.exact:
+        arguments = frontend.normalize(given)
+    else:
+        arguments = tuple(map(frontend.numba_type, signature.parameters))
     lowered = frontend.lower(
         function, arguments, target, fastmath=options.fastmath, lineinfo=options.lineinfo, opt=options.opt,
         launch_bounds=options.launch_bounds,
     )  # fmt: skip
-    codes = [("ltoir", lowered.ltoir), *functions.gather(lowered.linked, target)]
+    codes = [("ltoir", lowered.ltoir), *functions.gather(lowered.linked, target, started)]
     cubin = link.link(codes, target, name=function.__name__, max_registers=options.max_registers,
                       lineinfo=options.lineinfo)  # fmt: skip
     return KernelImage.of(cubin, lowered.symbol, function.__name__, target, signature.parameters, lowered.cooperative,

@@ -6,6 +6,7 @@ values of all globals and closure variables that the code names, followed into o
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import hashlib
@@ -39,11 +40,20 @@ def function_key(function: Callable) -> str:
     return hashlib.sha256(_Walk().function(function)).hexdigest()
 
 
+def device_objects(function: Callable) -> list[Any]:
+    """The device objects that a kernel refers to, directly or through functions that it calls."""
+    walk = _Walk()
+    with contextlib.suppress(UnstableError):  # what was found until then will do
+        walk.function(function)
+    return walk.objects
+
+
 class _Walk:
     """One traversal; a function met again (recursion, or two ways to it) is written as a reference to the first."""
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
+        self.objects: list[Any] = []
         self._keep: list[object] = []  # ids are only unique among living objects
 
     def function(self, function: Any) -> bytes:
@@ -136,6 +146,8 @@ class _Walk:
         cls = f"{type(value).__module__}.{type(value).__qualname__}"
         spec = getattr(value, "spec", None)
         if spec is not None and type(value).__module__.partition(".")[0] == "devkernels":
+            if hasattr(value, "likely_requests"):
+                self.objects.append(value)
             return ("device object", cls, self.value(spec))
         if cls in _NVMATH_OBJECTS:  # by what they were made of; their traits follow from it
             return ("device object", cls, self.value({k: v for k, v in vars(value).items() if k != "_traits"}))

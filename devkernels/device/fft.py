@@ -228,6 +228,15 @@ class DeviceFFT:
         """Always empty: a call links its own code. Kept so that ``@cuda.jit(link=f.files)`` of published code runs."""
         return []
 
+    def likely_requests(self, here: target.Target) -> list:
+        """What a kernel for `here` that calls this object will link, if it calls it in the usual way."""
+        from devkernels.device.code import FunctionRequest
+
+        architecture = target.Target(here.major, here.minor)
+        if self._spec.target != architecture:
+            return []  # decided while the kernel is compiled (see numba_fft.retarget)
+        return [FunctionRequest(traits.description(self._spec), architecture)]
+
     def inverse(self) -> DeviceFFT:
         """The transform in the other direction (c2r for r2c), with the same knobs; the pair multiplies by `scale`."""
         return DeviceFFT(self._spec.inverse())

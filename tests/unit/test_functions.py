@@ -149,6 +149,27 @@ def test_functions_follow_the_variant_of_the_architecture():
         def build(self):
             return str(self.target).encode()
 
-    first = Ours("f.sm_90", Request(Target(9, 0)))
-    assert functions.gather((first,), Target(9, 0)) == [("ltoir", b"sm_90")]
-    assert functions.gather((first,), Target(9, 0, True)) == [("ltoir", b"sm_90a")]
+    plain, special = Target(9, 0), Target(9, 0, True)
+    kept = Ours("f.sm_90a", Request(special))
+    assert functions.gather((kept,), special) == [("ltoir", b"sm_90a")]
+    assert functions.gather((kept,), plain) == [("ltoir", b"sm_90")]
+    assert functions.gather((Ours("f.sm_90", Request(plain)),), special) == [("ltoir", b"sm_90")]  # links there too
+
+
+def test_likely_functions_are_begun_early(stand_ins, tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Likely:
+        names: tuple
+
+        def likely_requests(self, target):
+            return [stand_ins.Request(name, str(tmp_path)) for name in self.names]
+
+    stand_ins.Request.key = property(lambda self: self.name)
+    started = functions.start([Likely(("a", "b")), Likely(("b",))], Target(9, 0))
+    assert sorted(started) == ["a", "b"]
+    linked = tuple(Ours(name, stand_ins.Request(name, str(tmp_path))) for name in "abc")
+    found = functions.gather(linked, Target(9, 0), started)
+    assert [content.split()[0] for _, content in found] == [b"a", b"b", b"c"]
+    assert log(tmp_path) == ["a", "b", "c"]
+    assert functions.start([Likely(("a", "b"))], Target(9, 0)) == {}
+    assert cache.counts("ltoir")["builds"] == 3
