@@ -1,24 +1,17 @@
 """`@devkernels.kernel` and images on a GPU: all kinds of arrays, scalars and streams; limits, graphs, threads."""
 
-import os
-import pathlib
-import subprocess
-import sys
 import threading
 
 import cupy as cp
 import numpy as np
 import pytest
-from numba import complex64, cuda, float32, float64
+from numba import cuda, float32, float64
 
 import devkernels
-from devkernels import cache
 from devkernels.errors import (
     ArgumentError,
     ArgumentTypeError,
     DevkernelsError,
-    ImageError,
-    JitDisabledError,
     ResourceError,
 )
 from devkernels.launch import driver, limits
@@ -471,134 +464,6 @@ def test_bound_arguments_keep_their_arrays(rng):
     assert_axpy(cp.asnumpy(out), x, 2)
 
 
-def two_fft_kernel(size):
-    forward = devkernels.fft(fft_type="c2c", size=size, precision=np.float32, direction="forward")
-    inverse = forward.inverse()
-    storage = forward.storage_size
-
-    def convolve(x, h, y):
-        thread_data = cuda.local.array(storage, complex64)
-        shared = cuda.shared.array(0, complex64)
-        row = forward.row()
-        forward.load(x, row, thread_data)
-        forward(thread_data, shared)
-        for i in range(storage):
-            thread_data[i] = thread_data[i] * h[forward.index(i)]
-        cuda.syncthreads()
-        inverse(thread_data, shared)
-        inverse.store(thread_data, y, row)
-
-    return forward, convolve
-
-
-@pytest.mark.parametrize("how", ["devkernels", "numba"])
-def test_device_functions_through_both_decorators(rng, how):
-    rows, size = 33, 256
-    forward, function = two_fft_kernel(size)
-    x = (rng.standard_normal((rows, size)) + 1j * rng.standard_normal((rows, size))).astype(np.complex64)
-    h = (rng.standard_normal(size) + 1j * rng.standard_normal(size)).astype(np.complex64)
-    y = nan((rows, size), np.complex64)
-    kernel = devkernels.kernel(function) if how == "devkernels" else cuda.jit(function)
-    kernel[forward.launch(rows=rows)](cp.asarray(x), cp.asarray(h), y)
-    want = size * np.fft.ifft(np.fft.fft(x.astype(complex)) * h)
-    assert np.linalg.norm(cp.asnumpy(y) - want) <= 1e-6 * np.linalg.norm(want)
-
-
-def run(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": ":".join(sys.path), "DEVKERNELS_QUIET": "1"} | environment,
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-
-
-BLOCKED = """
-import sys
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"numba", "numba_cuda", "llvmlite", "nvmath", "libmathdx"}:
-            raise ImportError(name + " is blocked")
-sys.meta_path.insert(0, Blocker())
-"""
-
-
-def test_image_in_a_process_without_any_compiler(rng, tmp_path):
-    forward, function = two_fft_kernel(128)
-    image = devkernels.compile(
-        function, "void(complex64[:,::1], complex64[::1], complex64[:,::1])",
-        notes={"launch": [list(part) if isinstance(part, tuple) else part for part in forward.launch(rows=50)]},
-    )  # fmt: skip
-    path = image.save(tmp_path / "conv.dkimage")
-    np.savez(tmp_path / "data.npz", x=data(rng, (50, 256)).view(np.complex64), h=data(rng, 256).view(np.complex64))
-    code = (
-        BLOCKED
-        + f"""
-import cupy as cp, numpy as np, devkernels
-stored = np.load({str(tmp_path / "data.npz")!r})
-x, h = stored["x"], stored["h"]
-k = devkernels.load_image({str(path)!r})
-grid, block, _, shared = k.image.notes["launch"]
-y = cp.full_like(cp.asarray(x), np.nan)
-k[grid, block, None, shared](cp.asarray(x), cp.asarray(h), y)
-want = 128 * np.fft.ifft(np.fft.fft(x.astype(complex)) * h)
-error = np.linalg.norm(cp.asnumpy(y) - want) / np.linalg.norm(want)
-assert error < 1e-6, error
-assert not [n for n in ("numba", "llvmlite", "nvmath") if n in sys.modules]
-print("fine", k.image.registers)
-"""
-    )
-    result = run(code)
-    assert result.stdout == f"fine {image.registers}\n", result.stderr
-
-
-def test_image_for_another_architecture(tmp_path):
-    image = devkernels.compile(axpy, target="sm_80" if driver.architecture(0).major != 8 else "sm_90")
-    with pytest.raises(ImageError, match="--target"):
-        devkernels.load_image(image.save(tmp_path / "other.dkimage"))
-
-
-SECOND = """
-import sys, cupy as cp, numpy as np
-import devkernels
-from devkernels import cache
-from tests_of_launch import two_fft_kernel
-forward, function = two_fft_kernel(64)
-kernel = devkernels.kernel(function)
-x = cp.random.standard_normal((4, 128)).astype(np.float32).view(np.complex64)
-h, y = x[0].copy(), cp.full_like(x, np.nan)
-kernel[forward.launch(rows=4)](x, h, y)
-want = 64 * cp.fft.ifft(cp.fft.fft(x) * h)
-assert float(cp.linalg.norm(y - want) / cp.linalg.norm(want)) < 1e-5
-print(cache.counts()["builds"])
-"""
-
-
-def test_second_process_compiles_nothing(tmp_path):
-    (tmp_path / "tests_of_launch.py").write_text(pathlib.Path(__file__).read_text())
-    environment = {"DEVKERNELS_CACHE_DIR": str(tmp_path / "cache"),
-                   "PYTHONPATH": ":".join([str(tmp_path), *sys.path])}  # fmt: skip
-    first = run(SECOND, **environment)
-    assert first.returncode == 0, first.stderr
-    assert int(first.stdout) == 3  # two device functions and the kernel
-    second = run(SECOND, DEVKERNELS_DISABLE_JIT="1", **environment)
-    assert second.returncode == 0, second.stderr
-    assert int(second.stdout) == 0
-
-
-def test_disabled_jit_names_the_kernel(monkeypatch):
-    monkeypatch.setenv("DEVKERNELS_DISABLE_JIT", "1")
-
-    @devkernels.kernel
-    def never_seen_before(x, salt):
-        x[cuda.grid(1)] = salt + 424242
-
-    before = cache.counts()["builds"]
-    with pytest.raises(JitDisabledError, match="kernel never_seen_before") as caught:
-        never_seen_before[1, 32](nan(), 1)
-    assert "never_seen_before" in str(caught.value.spec)
-    assert cache.counts()["builds"] == before
-
-
 def test_kernels_without_arrays():
     @devkernels.kernel(signature="void(int32)")
     def nothing(n):
@@ -607,80 +472,3 @@ def test_kernels_without_arrays():
     nothing[1, 1](2**31 - 1)
     nothing[1, 1].bind(7)()
     cp.cuda.Device().synchronize()
-
-
-WARM = """
-import sys, cupy as cp, numpy as np
-import devkernels
-from devkernels import cache, cuda
-
-forward = devkernels.fft(fft_type="c2c", size=64, precision=np.float32, direction="forward")
-storage, value_type = forward.storage_size, forward.value_type
-
-@devkernels.kernel
-def transform(x, y):
-    thread_data = cuda.local.array(storage, value_type)
-    shared = cuda.shared.array(0, value_type)
-    row = forward.row()
-    forward.load(x, row, thread_data)
-    forward(thread_data, shared)
-    forward.store(thread_data, y, row)
-
-x = cp.random.standard_normal((5, 128)).astype(np.float32).view(np.complex64)
-y = cp.full_like(x, np.nan)
-transform[forward.launch(rows=5)](x, y)
-assert float(cp.linalg.norm(y - cp.fft.fft(x)) / cp.linalg.norm(y)) < 1e-5
-z = devkernels.spectral_filter(x, cp.ones(64, np.complex64))
-assert float(cp.linalg.norm(z - x) / cp.linalg.norm(x)) < 1e-5
-print(cache.counts()["builds"], *[name for name in ("numba", "llvmlite", "nvmath") if name in sys.modules])
-"""
-
-
-def test_a_warm_program_imports_no_compiler(tmp_path):
-    environment = {"DEVKERNELS_CACHE_DIR": str(tmp_path)}
-    first = run(WARM, **environment)
-    assert first.returncode == 0, first.stderr
-    assert int(first.stdout.split()[0]) > 0
-    second = run(WARM, **environment)
-    assert second.returncode == 0, second.stderr
-    assert second.stdout.split() == ["0"]
-
-
-NVMATH = """
-import cupy as cp, numpy as np
-import devkernels
-from devkernels import cache, cuda
-from nvmath.device import FFT, float32x2, float32x2_type
-
-fft = FFT(fft_type="c2c", size=64, precision=np.float32, direction="forward", execution="Block", ffts_per_block=1)
-storage, stride, count = fft.storage_size, fft.stride, fft.elements_per_thread
-
-@devkernels.kernel
-def transform(x, y):
-    thread_data = cuda.local.array(storage, float32x2_type)
-    shared = cuda.shared.array(0, float32x2_type)
-    row = cuda.blockIdx.x
-    for i in range(count):
-        a = x[row, cuda.threadIdx.x + i * stride]
-        thread_data[i] = float32x2(a.real, a.imag)
-    fft.execute(thread_data, shared)
-    for i in range(count):
-        y[row, cuda.threadIdx.x + i * stride] = complex(thread_data[i].x, thread_data[i].y)
-
-x = cp.random.standard_normal((5, 128)).astype(np.float32).view(np.complex64)
-y = cp.full_like(x, np.nan)
-transform[5, tuple(fft.block_dim), None, fft.shared_memory_size](x, y)
-assert float(cp.linalg.norm(y - cp.fft.fft(x)) / cp.linalg.norm(y)) < 1e-5
-print(cache.counts()["builds"])
-"""
-
-
-def test_kernels_with_nvmaths_own_objects_are_kept_too(tmp_path):
-    pytest.importorskip("nvmath")
-    environment = {"DEVKERNELS_CACHE_DIR": str(tmp_path)}
-    first = run(NVMATH, **environment)
-    assert first.returncode == 0, first.stderr
-    assert int(first.stdout.split()[-1]) == 1
-    second = run(NVMATH, DEVKERNELS_DISABLE_JIT="1", **environment)
-    assert second.returncode == 0, second.stderr
-    assert second.stdout.split()[-1] == "0"
