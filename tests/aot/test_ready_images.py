@@ -32,7 +32,8 @@ def test_images_of_filters(tmp_path, monkeypatch):
         assert [p.ndim for p in one.parameters] == [2, 2, 2]
         assert one.notes["bins"] == one.notes["size"] == 8
         x, y, z = one.notes["block"]
-        assert one.max_threads == x * y * z
+        assert one.max_threads is None  # a block this small needs no bound: it fits with as many registers as there are
+        assert x * y * z * Target.max_registers_per_thread <= Target.max_registers_per_block
         assert one.local_bytes == 0
 
 
