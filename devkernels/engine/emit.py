@@ -80,8 +80,7 @@ class Move:
     `dtype` is that of the local array (complex). `memory` may be that, or real: then `part` says which part of the
     complex numbers moves; loads leave the other part alone. With `masked` the function takes a position and a limit
     more: only elements with 0 <= position + offset < limit (as 32-bit numbers) move. Others are read as zero (or left
-    alone with `keep`), or not written. With `adds` a store adds to what memory holds. With `stream`
-    the data, used once, is kept from displacing filters and twiddles in the L1 cache.
+    alone with `keep`), or not written. With `adds` a store adds to what memory holds.
     """
 
     offsets: tuple[int, ...]
@@ -91,7 +90,6 @@ class Move:
     masked: bool = False
     keep: bool = False
     adds: bool = False
-    stream: bool = False
 
 
 def gather(move: Move):
@@ -190,10 +188,3 @@ def _unmasked(run):
         run(data, memory, base, 0, 1 << 62)
 
     return all_of_them
-
-
-def prefetch(memory: str):
-    """Function ``f(memory, element)``: bring the 128-byte line of an element of dtype `memory` into the L2 cache."""
-    if simulating():
-        return lambda memory, element: None
-    return _emitted().prefetch(np.dtype(memory).itemsize)

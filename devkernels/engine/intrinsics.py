@@ -223,22 +223,6 @@ def mover(move, store):
     shift = {"both": 0, "real": 0, "imag": 1}[move.part]
     word = ir.VectorType(stored, 2) if whole else stored
 
-    def streamed(builder, place, count):
-        """Loaded numbers, not allocated in L1; None for types without such an instruction here."""
-        if isinstance(stored, ir.HalfType):
-            return None
-        letter, suffix = ("f", "f32") if isinstance(stored, ir.FloatType) else ("d", "f64")
-        address = builder.ptrtoint(place, ir.IntType(64))
-        if count == 1:
-            kind = ir.FunctionType(stored, [ir.IntType(64)])
-            return [
-                builder.asm(kind, f"ld.global.L1::no_allocate.{suffix} $0, [$1];", f"={letter},l", [address], False)
-            ]
-        kind = ir.FunctionType(ir.LiteralStructType([stored, stored]), [ir.IntType(64)])
-        text = f"ld.global.L1::no_allocate.v2.{suffix} {{$0, $1}}, [$2];"
-        both = builder.asm(kind, text, f"={letter},={letter},l", [address], False)
-        return [builder.extract_value(both, part) for part in (0, 1)]
-
     def one(builder, local, place, slot):
         registers = [builder.gep(local, [ir.IntType(32)(2 * slot + part)]) for part in (0, 1)]
         if whole:
@@ -253,17 +237,14 @@ def mover(move, store):
                     if before is not None:
                         old = builder.extract_element(before, ir.IntType(32)(part))
                         number = builder.fadd(number, _convert(builder, old, real))
-                    number = _convert(builder, number, stored)
-                    value = builder.insert_element(value, number, ir.IntType(32)(part))
+                    value = builder.insert_element(value, _convert(builder, number, stored), ir.IntType(32)(part))
                 builder.store(value, place).align = _BYTES[memory_name]
             else:
-                numbers = streamed(builder, place, 2) if move.stream else None
-                if numbers is None:
-                    value = builder.load(place)
-                    value.align = _BYTES[memory_name]
-                    numbers = [builder.extract_element(value, ir.IntType(32)(part)) for part in (0, 1)]
+                value = builder.load(place)
+                value.align = _BYTES[memory_name]
                 for part in (0, 1):
-                    builder.store(_convert(builder, numbers[part], real), registers[part])
+                    number = builder.extract_element(value, ir.IntType(32)(part))
+                    builder.store(_convert(builder, number, real), registers[part])
         elif store:
             number = builder.load(registers[shift])
             if move.adds:
@@ -273,12 +254,9 @@ def mover(move, store):
             value = _convert(builder, number, stored)
             builder.store(value, place).align = _BYTES[memory_name]
         else:
-            numbers = streamed(builder, place, 1) if move.stream else None
-            if numbers is None:
-                value = builder.load(place)
-                value.align = _BYTES[memory_name]
-                numbers = [value]
-            builder.store(_convert(builder, numbers[0], real), registers[shift])
+            value = builder.load(place)
+            value.align = _BYTES[memory_name]
+            builder.store(_convert(builder, value, real), registers[shift])
 
     def write(context, builder, signature, arguments):
         local = _pointer(context, builder, signature.args[0], arguments[0], real)
@@ -322,24 +300,3 @@ def mover(move, store):
         return types.void(data, memory, base), writer.write
 
     return whole_move
-
-
-def prefetch(bytes_per_element):
-    """See `emit.prefetch`."""
-
-    def write(context, builder, signature, arguments):
-        memory = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        place = builder.add(builder.ptrtoint(memory, ir.IntType(64)),
-                            builder.mul(arguments[1], arguments[1].type(bytes_per_element)))  # fmt: skip
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
-        builder.asm(kind, "prefetch.global.L2 [$0];", "l", [place], side_effect=True)
-        return context.get_dummy_value()
-
-    writer = _Writer(write, "prefetch", bytes_per_element)
-
-    @intrinsic
-    def touch(typingctx, memory, element):
-        """Ask for one line of memory."""
-        return types.void(memory, element), writer.write
-
-    return touch

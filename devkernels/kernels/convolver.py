@@ -32,6 +32,7 @@ class FFTConvolve:
     ):  # fmt: skip
         self.plan, self.dtype, self.mode = plan, dtype, mode
         self.prologue, self.epilogue = prologue, epilogue
+        self._passes: dict[Broadcast, list] = {}
         linear = plan.method == "linear"
         self.fft: BlockFFT = block_fft(
             plan.size, plan.precision, frequency_offset=-0.25 if linear else 0.0, real_input=linear, tune=tune
@@ -160,13 +161,15 @@ class FFTConvolve:
             raise ArgumentError("out overlaps x in memory; pass a separate array.", spec=self)
 
     def _launch(self, x: Any, spectra: tuple, out: Any, rule: Broadcast, stream: Any) -> None:
-        plan, fft = self.plan, self.fft
-        if plan.method == "overlap":
-            passes = self._overlap_passes(rule)
-        else:
-            passes = [self._single_pass(rule)]
+        fft = self.fft
+        if rule not in self._passes:
+            if len(self._passes) >= 64:
+                self._passes.clear()
+            overlap = self.plan.method == "overlap"
+            self._passes[rule] = self._overlap_passes(rule) if overlap else [self._single_pass(rule)]
         launches = [
-            (run[grid, fft.block_dim, stream or 0, fft.shared_memory_size], numbers) for run, grid, numbers in passes
+            (run[grid, fft.block_dim, stream or 0, fft.shared_memory_size], numbers)
+            for run, grid, numbers in self._passes[rule]
         ]
 
         def launch(x, out, **spectra):
