@@ -26,8 +26,8 @@ from bench.report import Table  # noqa: E402 - the checkout comes first on the p
 TABLES = {
     "start": Table(
         rows=("program",),
-        metric="ms",
-        note="Milliseconds of a whole process that ends with its first correct result.",
+        metric="seconds",
+        note="Seconds of a whole process that ends with its first correct result.",
     )
 }
 
