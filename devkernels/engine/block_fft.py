@@ -169,8 +169,9 @@ def block_fft(
         f.store(data, y_flat, row * f.size + tx)
 
     All threads of the block must call `forward` and the inverses, with valid or zero data (threads without a row too:
-    they pass the barriers). Between two of these calls on the same shared memory no barrier is needed; before shared
-    memory is used for anything else, and after that, one is.
+    they pass the barriers). From a `forward` to an inverse, and from an inverse to the next `forward`, no barrier is
+    needed: every thread first overwrites only what it has read itself. Two calls in the same direction on the same
+    shared memory need ``cuda.syncthreads()`` between them, and so does any other use of it before or after.
 
     Parameters
     ----------

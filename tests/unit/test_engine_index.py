@@ -252,3 +252,52 @@ def test_lengths_without_a_plan_name_the_next():
         choose.choose(97, 8)
     with pytest.raises(UnsupportedSizeError, match="the longest is 16384"):
         choose.choose(20000, 8)
+
+
+@pytest.mark.parametrize(
+    ("radices", "elements", "rows"), [((8, 8), 8, 4), ((16, 8, 8), 16, 2), ((24, 8, 4), 24, 4), ((16, 16, 16), 16, 1)]
+)
+@pytest.mark.parametrize("columns", [False, True])
+def test_barriers_separate_every_word_that_changes_hands(radices, elements, rows, columns):
+    """Forward, inverse, forward: each write must follow a barrier of the readers' scope since the word was read."""
+    plan = make_plan(radices, elements, rows, 8, columns)
+    threads = np.arange(plan.threads)
+    warp = {None: None, "warp": 1, "block": 2}
+
+    def owners(stage, exchange):
+        """(rows * row_words) thread that touches each word, -1 for none."""
+        place = index.positions(radices, elements, stage, plan.groups[stage - 1])
+        words = index.address(radices, exchange.strides, place)
+        who = np.full(plan.rows * plan.row_words, -1)
+        for row in range(plan.rows):
+            number = threads * plan.rows + row if columns else threads + row * plan.threads
+            who[row * plan.row_words + words] = number[:, None]
+        return who
+
+    # The accesses of a forward, an inverse and another forward, in program order, with the barrier before each.
+    moments = []
+    for direction in ("forward", "inverse", "forward"):
+        order = plan.exchanges if direction == "forward" else plan.exchanges[::-1]
+        for exchange in order:
+            first, second = (exchange.stage, exchange.stage + 1)[:: 1 if direction == "forward" else -1]
+            if direction == "forward":
+                reuse = exchange.reuse_barrier
+            else:
+                after = [e for e in plan.exchanges if e.stage == exchange.stage + 1]
+                reuse = after[0].reuse_barrier if after else None
+            moments.append(("write", owners(first, exchange), reuse))
+            moments.append(("read", owners(second, exchange), exchange.barrier))
+    for later, (kind, who, _) in enumerate(moments):
+        strongest = None
+        for earlier in range(later - 1, -1, -1):
+            strongest = max((strongest, moments[earlier + 1][2]), key=lambda scope: warp[scope] or 0)
+            before_kind, before, _ = moments[earlier]
+            if kind == before_kind == "read":
+                continue
+            both = (who >= 0) & (before >= 0)
+            other = before[both] != who[both]
+            apart = before[both] // 32 != who[both] // 32
+            if strongest is None:
+                assert not other.any(), (earlier, later)
+            elif strongest == "warp":
+                assert not apart.any(), (earlier, later)
