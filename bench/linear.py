@@ -43,8 +43,8 @@ _BOTH = {"torch eager": "torch", "torch.compile": "torch.compile", "torch eager,
          "torch module, graphed": "torch FusedLinear, graphed"}  # fmt: skip
 _ROWS = ("tokens", "out", "in", "activation")
 TABLES = {
-    "forward": Table(_ROWS, "ms", _FORWARD, {"work": "forward"}, "Forward, ms of one call, as called."),
     "graph": Table(_ROWS, "graph_ms", _FORWARD, {"work": "forward"}, "Forward, ms in a replayed CUDA graph."),
+    "forward": Table(_ROWS, "ms", _FORWARD, {"work": "forward"}, "Forward, ms of one call, as called."),
     "host": Table(_ROWS, "host_us", _FORWARD, {"work": "forward"}, "Host cost of a forward call, microseconds."),
     "backward": Table(_ROWS, "ms", _BOTH, {"work": "forward+backward"}, "Forward and backward, ms."),
 }

@@ -195,8 +195,10 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.check and not options.no_plots:
         for results in sorted(harness.RESULTS.glob("*.json")):
             if (ROOT / "bench" / f"{results.stem}.py").exists():
-                table = next(iter(tables_of(results.stem).values()))
-                if plot(results.stem, table, results.with_suffix(".png")):
+                table = next(
+                    iter(getattr(importlib.import_module(f"bench.{results.stem}"), "TABLES", {}).values()), None
+                )
+                if table is not None and plot(results.stem, table, results.with_suffix(".png")):
                     print(f"wrote {results.with_suffix('.png').relative_to(ROOT)}")
     return 1 if options.check and stale else 0
 

@@ -170,11 +170,15 @@ class CupyArrays(NumpyArrays):
         stop.synchronize()
         return cuda.get_elapsed_time(start, stop)
 
+    @functools.cache  # noqa: B019 - one instance; a new stream each time would have a workspace of its own
+    def _spare_stream(self, device: int):
+        return self.xp.cuda.Stream(non_blocking=True)
+
     def captured(self, run, times: int):
         """Return a function that replays `times` runs from a CUDA graph on the current stream."""
         cuda = self.xp.cuda
         cuda.get_current_stream().synchronize()
-        stream = cuda.Stream(non_blocking=True)
+        stream = self._spare_stream(cuda.runtime.getDevice())
         with stream:
             run()
             stream.synchronize()
@@ -260,10 +264,14 @@ class TorchArrays(Arrays):
         stop.synchronize()
         return start.elapsed_time(stop)
 
+    @functools.cache  # noqa: B019 - one instance; a new stream each time would have a workspace of its own
+    def _spare_stream(self, device: int):
+        return self.torch.cuda.Stream()
+
     def captured(self, run, times: int):
         """Return a function that replays `times` runs from a CUDA graph on the current stream."""
         cuda = self.torch.cuda
-        stream = cuda.Stream()
+        stream = self._spare_stream(cuda.current_device())
         stream.wait_stream(cuda.current_stream())
         with cuda.stream(stream):
             run()
