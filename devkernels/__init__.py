@@ -16,7 +16,7 @@ _target.select_home()
 
 # Public name -> module that defines it; imported on first use so that `import devkernels` stays light.
 _PUBLIC = {
-    "DeviceFFT": "devkernels.device.fft",
+    "DeviceFFT": "devkernels.device.fft_object",
     "DevkernelsError": "devkernels.errors",
     "KernelImage": "devkernels.compiler.image",
     "Launcher": "devkernels.launch",
