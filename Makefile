@@ -44,7 +44,7 @@ test-rest: $(VENV)/.test
 	$(if $(EXTRA),DEVKERNELS_TARGET=sim )$(PYTEST) -n $(WORKERS) tests --ignore=tests/sim --ignore=tests/aot --ignore=tests/gpu
 
 test-gpu: $(VENV)/.test
-	DEVKERNELS_TARGET=gpu $(PYTEST) -m gpu --summary bench/results/gpu_tests.json
+	DEVKERNELS_TARGET=gpu $(PYTEST) -n $(WORKERS) --dist worksteal -m gpu --summary bench/results/gpu_tests.json
 
 lint: | $(PY)
 	$(PIP) install -q -e ".[dev]"
