@@ -156,7 +156,7 @@ class SpectralFilter:
 
     def _remember(self, key, seen, kernel, launch, rows, h) -> None:
         """Keep what was found out about arrays like these: their next call goes straight to the launch."""
-        plain = all(print is None or print[4] for print in key)  # contiguous, or not there
+        plain = all(mark is None or mark[4] for mark in key)  # contiguous, or not there
         if key[0] is None or not plain or (h is not None and key[1] is None) or seen.device == "host":
             return
         if len(self._recipes) >= 256:
