@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -81,18 +81,27 @@ def describe(array: Any, name: str, gradients: bool = False) -> Described:
     return Described(kind, array.dtype.name, array.shape, array.strides, device, pointer, array.dtype.itemsize)
 
 
-def fingerprint(array: Any) -> tuple | None:
-    """Return all of a device array that checks depend on, cheaply, or None if it must be looked at in full.
+class Fingerprint(NamedTuple):
+    """All of a device array that checks depend on; equal ones pass the same checks."""
 
-    Equal fingerprints pass the same checks: library, dtype, shape, device, contiguity and alignment are in it.
-    """
+    library: str
+    dtype: Any
+    shape: tuple[int, ...]
+    device: int
+    contiguous: bool
+    misalignment: int
+
+
+def fingerprint(array: Any) -> Fingerprint | None:
+    """Return an array's `Fingerprint`, cheaply, or None if the array must be looked at in full."""
     kind = type(array)
     if kind.__module__ == "cupy" or kind.__module__.startswith("cupy."):
         data = array.data
-        return "cupy", array.dtype, array.shape, data.device_id, array.flags.c_contiguous, data.ptr % 16
-    if kind.__module__ == "torch" and array.is_cuda and not array.requires_grad and not array.is_conj():
-        return "torch", array.dtype, array.shape, array.get_device(), array.is_contiguous(), array.data_ptr() % 16
-    return None
+        return Fingerprint("cupy", array.dtype, array.shape, data.device_id, array.flags.c_contiguous, data.ptr % 16)
+    if kind.__module__ != "torch" or not array.is_cuda or array.requires_grad or array.is_conj() or array.is_neg():
+        return None
+    contiguous, misalignment = array.is_contiguous(), array.data_ptr() % 16
+    return Fingerprint("torch", array.dtype, array.shape, array.get_device(), contiguous, misalignment)
 
 
 def check_same_device(first: Described, second: Described, names: tuple[str, str]) -> None:

@@ -132,14 +132,13 @@ class SpectralFilter:
 
     def __call__(self, x: Any, H: Any = None, *, out: Any = None, stream: Any = None) -> Any:
         """Filter every row of `x`; see `make_spectral_filter`."""
-        key = (arrays.fingerprint(x), arrays.fingerprint(H), arrays.fingerprint(out))
-        recipe = self._recipes.get(key)
-        if recipe is not None and (out is None or out is x):
+        key = self._recipe_key(x, H, out)
+        recipe = None if key is None else self._recipes.get(key)
+        if recipe is not None:
             return recipe.run(x, H, out, stream)
         seen = self._check_rows(x, "x")
         rows = arrays.as_rows(x, self._rows.tail, "x", copy=True)
         h = self._check_filter(H, seen)
-        given = out
         if out is None:
             out = arrays.empty(x, seen.shape, self._rows.stored)
         else:
@@ -150,15 +149,22 @@ class SpectralFilter:
         named = {"x": rows, "y": y} if h is None else {"x": rows, "h": h, "y": y}
         configuration = (launch.grid, launch.block, stream, launch.shared_memory_size)
         arrays.run_where_kernels_live(named, lambda **a: kernel[configuration](*a.values()), ("y",))
-        if given is None or given is x:
+        if key is not None:
             self._remember(key, seen, kernel, launch, rows, h)
         return out
 
+    def _recipe_key(self, x: Any, H: Any, out: Any) -> tuple | None:
+        """What the checks of this call depend on, or None if it must be looked at in full each time."""
+        if out is not None and out is not x:
+            return None  # whether two arrays overlap is no property of either
+        marks = [arrays.fingerprint(array) for array in (x, H) if array is not None]
+        # Each must be known, and contiguous: a recipe does not look for rows with gaps.
+        if not all(mark is not None and mark.contiguous for mark in marks):
+            return None
+        return (*marks, H is None, out is None)
+
     def _remember(self, key, seen, kernel, launch, rows, h) -> None:
         """Keep what was found out about arrays like these: their next call goes straight to the launch."""
-        plain = all(mark is None or mark[4] for mark in key)  # contiguous, or not there
-        if key[0] is None or not plain or (h is not None and key[1] is None) or seen.device == "host":
-            return
         if len(self._recipes) >= 256:
             self._recipes.clear()
         shapes = tuple(rows.shape), None if h is None else tuple(h.shape), seen.shape

@@ -6,34 +6,22 @@ import pytest
 from devkernels import make_spectral_filter, reference, spectral_filter
 from devkernels.errors import ArgumentError, DeviceMismatchError, ResourceError
 from devkernels.tolerance import fft_bound, relative_error
+from tests.filter_cases import FILTER_DTYPE, bins, random
 
 cupy = pytest.importorskip("cupy")
-KIND = {"float16": "complex64", "float32": "complex64", "complex64": "complex64", "float64": "complex128",
-        "complex128": "complex128"}  # fmt: skip
-
-
-def random(rng, shape, dtype):
-    values = rng.standard_normal(shape)
-    if dtype.startswith("complex"):
-        values = values + 1j * rng.standard_normal(shape)
-    return values.astype(dtype)
-
-
-def bins(n, dtype):
-    return n // 2 + 1 if dtype.startswith("float") else n
 
 
 def poisoned(shape, dtype):
     return cupy.full(shape, np.nan, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", KIND)
+@pytest.mark.parametrize("dtype", FILTER_DTYPE)
 @pytest.mark.parametrize("size", [5, 64, 100, 1000, 1024, 4096])
 @pytest.mark.parametrize("per_row", [False, True])
 def test_against_numpy(dtype, size, per_row, rng):
     x, H = (
         random(rng, (3, 11, size), dtype),
-        random(rng, ((3, 11) if per_row else ()) + (bins(size, dtype),), KIND[dtype]),
+        random(rng, ((3, 11) if per_row else ()) + (bins(size, dtype),), FILTER_DTYPE[dtype]),
     )
     there, h, out = cupy.asarray(x), cupy.asarray(H), poisoned(x.shape, dtype)
     y = make_spectral_filter(size, dtype)(there, h, out=out)

@@ -7,20 +7,7 @@ import devkernels
 from devkernels import make_spectral_filter, reference, spectral_filter
 from devkernels.errors import ArgumentError, ArgumentTypeError, DevkernelsError, SpecError, UnsupportedSizeError
 from devkernels.tolerance import fft_bound, relative_error
-
-FILTER_DTYPE = {"float16": "complex64", "float32": "complex64", "complex64": "complex64", "float64": "complex128",
-                "complex128": "complex128"}  # fmt: skip
-
-
-def random(rng, shape, dtype):
-    values = rng.standard_normal(shape)
-    if dtype.startswith("complex"):
-        values = values + 1j * rng.standard_normal(shape)
-    return values.astype(dtype)
-
-
-def bins(n, dtype):
-    return n // 2 + 1 if dtype.startswith("float") else n
+from tests.filter_cases import FILTER_DTYPE, bins, random
 
 
 @pytest.mark.parametrize("dtype", FILTER_DTYPE)
@@ -159,3 +146,19 @@ def test_plans_are_kept():
     spectral_filter(x, H)
     assert _planned.cache_info().hits > before
     assert "size 8" in repr(devkernels.make_spectral_filter(8, "complex64"))
+
+
+def test_only_calls_known_in_full_skip_the_checks(monkeypatch):
+    """A recipe is looked up by what the checks depend on; an array that is not known must not pass for none at all."""
+    from devkernels.kernels import arrays
+
+    plan = make_spectral_filter(8, "complex64", op=lambda X, k: X)
+    known, gaps, unknown = object(), object(), object()
+    marks = {id(known): arrays.Fingerprint("cupy", "complex64", (1, 8), 0, True, 0)}
+    marks[id(gaps)] = marks[id(known)]._replace(contiguous=False)
+    monkeypatch.setattr(arrays, "fingerprint", lambda array: marks.get(id(array)))
+    assert plan._recipe_key(known, None, None) is not None
+    assert plan._recipe_key(known, None, None) != plan._recipe_key(known, None, known)
+    assert plan._recipe_key(known, None, None) != plan._recipe_key(known, known, None)
+    for x, H, out in ((unknown, None, None), (known, unknown, None), (gaps, None, None), (known, None, unknown)):
+        assert plan._recipe_key(x, H, out) is None
