@@ -79,7 +79,8 @@ def description(spec: FFTSpec, api: str = "register") -> libmathdx.Description:
 # -- which sizes exist ------------------------------------------------------------------------------------------
 
 
-def _is_power_of_two(n: int) -> bool:
+def is_power_of_two(n: int) -> bool:
+    """Whether folded real mode has a block transform of this size."""
     return n > 0 and n & (n - 1) == 0
 
 
@@ -88,7 +89,7 @@ def parity_problem(spec: FFTSpec) -> str | None:
     if spec.fft_type == "c2c":
         return None
     if spec.real_mode == "folded":
-        if spec.is_block and not _is_power_of_two(spec.size):
+        if spec.is_block and not is_power_of_two(spec.size):
             return "folded real mode in block execution needs a power of two"
         if spec.size % 2:
             return "folded real mode needs an even size"
@@ -111,14 +112,11 @@ def is_supported(spec: FFTSpec) -> bool:
     return str(spec.size) in _table(spec.precision, spec.target.number)["folded" if half else "normal"]
 
 
-LARGEST_CANDIDATE = 1 << 16  # no target holds a longer transform in one block
-
-
 def sizes(spec: FFTSpec) -> list[int]:
     """Every size that is supported with the other fields of `spec`, ascending."""
     stored = _table(spec.precision, spec.target.number)
     if spec.is_block:
-        # The library knows no sizes that the table lacks except newer ones; both sets are asked for one by one.
+        # Sizes of the stored table; where the library is installed, each is asked of it.
         candidates = sorted({int(n) for mode in ("normal", "folded") for n in stored[mode]})
     else:
         candidates = range(2, 2 * stored["thread"] + 1)
@@ -284,14 +282,8 @@ def stored_traits(spec: FFTSpec) -> FFTTraits:
         block_dim = (threads, per_block // batching, 1)
         shared *= per_block // batching
     else:
-        per_thread, suggested, shared, per_block, threads, block_dim = (
-            size & ~1 if folded else size,
-            None,
-            None,
-            None,
-            1,
-            None,
-        )
+        per_thread, threads = size & ~1 if folded else size, 1
+        suggested = shared = per_block = block_dim = None
     complex_length = {"natural": size // 2 + 1, "packed": size // 2, "full": size}[spec.layout] if real else size
     real_length = size // 2 if folded else size
     moved = per_thread // 2 if folded else per_thread  # folded: two reals travel as one complex value

@@ -17,6 +17,7 @@ from numba.cuda.extending import core_models, overload_attribute, overload_metho
 from devkernels import target, traits
 from devkernels.device import _intrinsics, rows, rows_half
 from devkernels.device.code import FunctionRequest, linkable
+from devkernels.device.sides import row_type
 from devkernels.errors import TargetError
 
 INLINE = {"forceinline": True}
@@ -145,8 +146,6 @@ def _lower_call(context, builder, signature, arguments):
 
 
 def _check_rows(fft, array, side: str, name: str) -> None:
-    from devkernels.device.simulated import row_type
-
     dtype, axes = row_type(fft, side)
     if not isinstance(array, types.Array) or str(array.dtype) != str(dtype) or array.ndim != axes:
         shape = "(rows, length)" if axes == 2 else "(rows, length, 2)"

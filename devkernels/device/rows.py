@@ -11,6 +11,8 @@ import numpy as np
 from numba import cuda, types
 
 from devkernels.device import _intrinsics
+from devkernels.device.inline import device_function
+from devkernels.device.sides import row_length, side_kind
 
 _REAL = {"float16": types.uint16, "float32": types.float32, "float64": types.float64}
 _COMPLEX = {"float32": types.complex64, "float64": types.complex128}
@@ -18,11 +20,6 @@ u64, u32 = (
     np.uint64,
     np.uint32,
 )  # offsets; 32 bits where a value stays inside a row, because a comparison then costs one
-
-
-def inline(function):
-    """Make a device function that Numba inlines."""
-    return cuda.jit(device=True, forceinline=True)(function)
 
 
 # -- where this thread's elements lie ---------------------------------------------------------------------------
@@ -45,8 +42,8 @@ def make_row(fft):
 def first_position(fft):
     """Return a function that gives the first position of a thread in its row."""
     if fft.spec.is_block:
-        return inline(lambda: u64(cuda.threadIdx.x))
-    return inline(lambda: u64(0))
+        return device_function(lambda: u64(cuda.threadIdx.x))
+    return device_function(lambda: u64(0))
 
 
 def elements_left(elements: int):
@@ -56,7 +53,7 @@ def elements_left(elements: int):
     """
     most = u32(elements)
 
-    @inline
+    @device_function
     def left(x, row, start):
         length = u64(x.shape[1])
         end = u32(length) if length < u64(most) else most
@@ -77,21 +74,21 @@ def walk(element_bytes: int, strided: bool):
     data_pointer, advance, settled = _intrinsics.data_pointer, _intrinsics.advance, _intrinsics.settled
     if strided:
 
-        @inline
+        @device_function
         def begin(x, row, start):
             step = u64(x.strides[1])
             return advance(data_pointer(x), settled(u64(row) * u64(x.strides[0]) + start * step)), step
     else:
 
-        @inline
+        @device_function
         def begin(x, row, start):
             return advance(data_pointer(x), settled(u64(row) * u64(x.strides[0]) + start * size)), size
 
-    @inline
+    @device_function
     def at(pointer, step, offset):
         return advance(pointer, u64(offset) * step)
 
-    @inline
+    @device_function
     def at_constant(pointer, step, offset):
         return advance(pointer, u64(offset) * size)
 
@@ -100,16 +97,8 @@ def walk(element_bytes: int, strided: bool):
 
 def geometry(fft, side: str) -> tuple[int, int, int]:
     """(slots of a thread, distance between them, elements of a row) on one side."""
-    length = fft.input_length if side == "input" else fft.output_length
-    return -(-length // fft.stride), fft.stride, length
-
-
-def side_kind(fft, side: str) -> str:
-    """``complex``, ``real`` (normal mode) or ``pair`` (folded mode): what one slot of this side holds."""
-    real = (fft.spec.fft_type, side) in (("r2c", "input"), ("c2r", "output"))
-    if not real:
-        return "complex"
-    return "real" if fft.spec.real_mode == "normal" else "pair"
+    elements = row_length(fft, side)
+    return -(-elements // fft.stride), fft.stride, elements
 
 
 def make_load(fft, strided: bool):
@@ -144,7 +133,7 @@ def _load_complex(fft, strided):
             else:
                 thread_data[u64(i)] = zero
 
-    return inline(load)
+    return device_function(load)
 
 
 def _store_complex(fft, strided):
@@ -162,7 +151,7 @@ def _store_complex(fft, strided):
             if u32(i * stride) < rest:
                 write(at(pointer, step, i * stride), u64(0), thread_data[u64(i)])
 
-    return inline(store)
+    return device_function(store)
 
 
 # -- reals, one per slot: thread_data seen as an array of reals -------------------------------------------------
@@ -183,7 +172,7 @@ def _load_real(fft, strided):
         for i in range(slots):
             put(own, u64(i), read(at(pointer, step, i * stride), u64(0)) if u32(i * stride) < rest else zero)
 
-    return inline(load)
+    return device_function(load)
 
 
 def _store_real(fft, strided):
@@ -202,7 +191,7 @@ def _store_real(fft, strided):
             if u32(i * stride) < rest:
                 write(at(pointer, step, i * stride), u64(0), get(own, u64(i)))
 
-    return inline(store)
+    return device_function(store)
 
 
 # -- pairs of reals (folded mode): wide accesses where a row without gaps starts on such an address --------------
@@ -233,7 +222,7 @@ def _load_pairs(fft, strided):
                     b = read(at(pointer, step, 2 * i * stride + 1), u64(0))
             thread_data[u64(i)] = complex(a, b)
 
-    return inline(load)
+    return device_function(load)
 
 
 def _store_pairs(fft, strided):
@@ -259,4 +248,4 @@ def _store_pairs(fft, strided):
                 if u32(2 * i * stride + 1) < rest:
                     write(at(pointer, step, 2 * i * stride + 1), u64(0), pair.imag)
 
-    return inline(store)
+    return device_function(store)

@@ -11,7 +11,9 @@ import numpy as np
 from numba import types
 
 from devkernels.device import _intrinsics
-from devkernels.device.rows import elements_left, first_position, geometry, inline, side_kind, u32, u64, walk
+from devkernels.device.inline import device_function
+from devkernels.device.rows import elements_left, first_position, geometry, u32, u64, walk
+from devkernels.device.sides import side_kind
 
 
 def _half_word(kind: str):
@@ -34,7 +36,7 @@ def make_load(fft, strided: bool):
     )
     begin, at = walk(word.bitwidth // 8, strided)
 
-    @inline
+    @device_function
     def element(pointer, step, offset, rest):
         return u64(read(at(pointer, step, offset), u64(0))) if u32(offset) < rest else u64(0)
 
@@ -59,7 +61,7 @@ def make_load(fft, strided: bool):
             low = (a & u64(0xFFFF)) | ((b & u64(0xFFFF)) << u64(16))
             put64(own, u64(i), low | (((a >> u64(16)) | ((b >> u64(16)) << u64(16))) << u64(32)))
 
-    return inline(load_real if kind == "real" else load_complex)
+    return device_function(load_real if kind == "real" else load_complex)
 
 
 def make_store(fft, strided: bool):
@@ -79,7 +81,7 @@ def make_store(fft, strided: bool):
     )
     begin, at = walk(word.bitwidth // 8, strided)
 
-    @inline
+    @device_function
     def element(pointer, step, offset, rest, bits):
         if u32(offset) < rest:
             write(at(pointer, step, offset), u64(0), narrow(bits & mask))
@@ -109,7 +111,7 @@ def make_store(fft, strided: bool):
                 element(p0, step, k, rest0, (re & u64(0xFFFF)) | ((im & u64(0xFFFF)) << u64(16)))
                 element(p1, step, k, rest1, (re >> u64(16)) | ((im >> u64(16)) << u64(16)))
 
-    return inline(store_real if kind == "real" else store_complex)
+    return device_function(store_real if kind == "real" else store_complex)
 
 
 def make_pack():

@@ -11,6 +11,7 @@ import threading
 
 import numpy as np
 
+from devkernels.device.sides import row_length, row_type, side_kind
 from devkernels.errors import ArgumentError, ArgumentTypeError, TargetError
 
 _meeting = threading.Lock()
@@ -106,23 +107,15 @@ def _check_thread_data(fft, thread_data) -> None:
         )
 
 
-def _is_real(fft, side: str) -> bool:
-    return (fft.spec.fft_type, side) in (("r2c", "input"), ("c2r", "output"))
-
-
-def _length(fft, side: str) -> int:
-    return fft.input_length if side == "input" else fft.output_length
-
-
 def _columns(fft, side: str):
     """(slot, position) of this thread's elements on one side."""
     first, step = (_thread().threadIdx.x, fft.stride) if fft.spec.is_block else (0, 1)
-    return enumerate(range(first, _length(fft, side), step))
+    return enumerate(range(first, row_length(fft, side), step))
 
 
 def _get(fft, thread_data, side: str, slot: int) -> np.ndarray:
     """The element in `slot` for each row that shares the value: complex, or two reals as one complex if folded."""
-    if _is_real(fft, side) and fft.spec.real_mode == "normal":
+    if side_kind(fft, side) == "real":
         kind = {"float16": np.float16, "float32": np.float32, "float64": np.float64}[fft.spec.precision]
         lanes = fft.implicit_type_batching
         return np.asarray(thread_data).view(kind)[slot * lanes : (slot + 1) * lanes].astype(_complex_dtype(fft))
@@ -132,7 +125,7 @@ def _get(fft, thread_data, side: str, slot: int) -> np.ndarray:
 
 def _put(fft, thread_data, side: str, slot: int, values: np.ndarray) -> None:
     """Counterpart of `_get`."""
-    if _is_real(fft, side) and fft.spec.real_mode == "normal":
+    if side_kind(fft, side) == "real":
         kind = {"float16": np.float16, "float32": np.float32, "float64": np.float64}[fft.spec.precision]
         lanes = fft.implicit_type_batching
         with np.errstate(over="ignore"):
@@ -266,7 +259,7 @@ def _shared_fft(fft, shared_mem) -> None:
 def _row_view(fft, value: np.ndarray, side: str, group: int) -> np.ndarray:
     """Row `group` of shared memory, as values that `_get` and `_put` understand."""
     kind = fft.input_type if side == "input" else fft.output_type
-    row_bytes = _length(fft, side) * kind.itemsize
+    row_bytes = row_length(fft, side) * kind.itemsize
     raw = value.view(np.uint8)[group * row_bytes :]
     return raw[: len(raw) // value.itemsize * value.itemsize].view(value.dtype)
 
@@ -285,23 +278,15 @@ def check_rows(fft, x, side: str, name: str) -> None:
         )
 
 
-def row_type(fft, side: str) -> tuple[np.dtype, int]:
-    """Dtype and number of axes of the global array on one side."""
-    if fft.spec.precision == "float16":
-        return np.dtype(np.float16), 2 if _is_real(fft, side) else 3
-    real = {"float32": np.float32, "float64": np.float64}[fft.spec.precision]
-    return np.dtype(real if _is_real(fft, side) else _complex_dtype(fft)), 2
-
-
-def _element(fft, x, r: int, k: int, real: bool) -> complex:
+def _element(x, r: int, k: int, kind: str) -> complex:
     """Element k of row r of a global array, zero outside of it."""
     if not (0 <= r < x.shape[0]):
         return 0.0
-    if not real:
+    if kind == "complex":
         if k >= x.shape[1]:
             return 0.0
         return complex(x[r, k, 0], x[r, k, 1]) if len(x.shape) == 3 else x[r, k]
-    if fft.spec.real_mode == "normal":
+    if kind == "real":
         return x[r, k] if k < x.shape[1] else 0.0
     pair = [float(x[r, j]) if j < x.shape[1] else 0.0 for j in (2 * k, 2 * k + 1)]
     return complex(*pair)
@@ -311,9 +296,9 @@ def load(fft, x, r, thread_data) -> None:
     """See DeviceFFT.load."""
     check_rows(fft, x, "input", "x")
     _check_thread_data(fft, thread_data)
-    real = _is_real(fft, "input")
+    kind = side_kind(fft, "input")
     for slot, k in _columns(fft, "input"):
-        values = [_element(fft, x, int(r) + b, k, real) for b in range(fft.implicit_type_batching)]
+        values = [_element(x, int(r) + b, k, kind) for b in range(fft.implicit_type_batching)]
         _put(fft, thread_data, "input", slot, np.array(values, dtype=_complex_dtype(fft)))
 
 
@@ -321,18 +306,18 @@ def store(fft, thread_data, y, r) -> None:
     """See DeviceFFT.store."""
     check_rows(fft, y, "output", "y")
     _check_thread_data(fft, thread_data)
-    real = _is_real(fft, "output")
+    kind = side_kind(fft, "output")
     for slot, k in _columns(fft, "output"):
         for b, value in enumerate(_get(fft, thread_data, "output", slot)):
             rr = int(r) + b
             if not (0 <= rr < y.shape[0]):
                 continue
-            if real and fft.spec.real_mode == "folded":
+            if kind == "pair":
                 for j, part in ((2 * k, value.real), (2 * k + 1, value.imag)):
                     if j < y.shape[1]:
                         y[rr, j] = part
             elif k < y.shape[1]:
-                if real:
+                if kind == "real":
                     y[rr, k] = value.real
                 elif len(y.shape) == 3:
                     y[rr, k, 0], y[rr, k, 1] = value.real, value.imag

@@ -13,16 +13,12 @@ from collections.abc import Callable
 import numpy as np
 from numba import cuda
 
+from devkernels.device.inline import device_function
 from devkernels.engine import emit, index
 from devkernels.engine.plan import BlockPlan
 from devkernels.target import simulating
 
 _u = np.uint64  # unsigned indices: signed ones cost a wrap-around test per access
-
-
-def inlined(function: Callable) -> Callable:
-    """Make a device function that is always inlined."""
-    return cuda.jit(device=True)(function) if simulating() else cuda.jit(device=True, forceinline=True)(function)
 
 
 def barrier(scope: str | None) -> Callable:
@@ -40,7 +36,7 @@ def barrier(scope: str | None) -> Callable:
         def wait():
             cuda.syncthreads()
 
-    return inlined(wait)
+    return device_function(wait)
 
 
 def chain(first: Callable, second: Callable) -> Callable:
@@ -50,7 +46,7 @@ def chain(first: Callable, second: Callable) -> Callable:
         first(data, factors, shared, thread, start)
         second(data, factors, shared, thread, start)
 
-    return inlined(both)
+    return device_function(both)
 
 
 def word_of(plan: BlockPlan, stage: int, strides: tuple[int, ...]) -> Callable:
@@ -68,7 +64,7 @@ def word_of(plan: BlockPlan, stage: int, strides: tuple[int, ...]) -> Callable:
         first = (thread // group) * held + thread % group
         return (first // below) * block + first % below
 
-    word = inlined(position)
+    word = device_function(position)
     place = word
     for unit, pad in padded:
         word = _with_pad(word, place, unit, pad)
@@ -79,7 +75,7 @@ def _with_pad(word, place, unit, pad):
     def padded(thread):
         return word(thread) + (place(thread) // unit) * pad
 
-    return inlined(padded)
+    return device_function(padded)
 
 
 def offsets_of(plan: BlockPlan, stage: int, strides: tuple[int, ...]) -> tuple[int, ...]:
@@ -108,7 +104,7 @@ def exchange(plan: BlockPlan, stage: int, dtype: np.dtype, forward: bool) -> Cal
         between()
         read(data, shared, start + read_word(thread))
 
-    return inlined(step)
+    return device_function(step)
 
 
 def _stage_indices(plan: BlockPlan, stage: int, upper: bool) -> tuple[Callable, tuple[int, ...]]:
@@ -128,7 +124,7 @@ def _stage_indices(plan: BlockPlan, stage: int, upper: bool) -> tuple[Callable, 
         def row(thread):
             return ((thread // group) * held + thread % group) % below
 
-    return inlined(row), tuple(f - firsts[0] for f in firsts)
+    return device_function(row), tuple(f - firsts[0] for f in firsts)
 
 
 def transform(
@@ -164,7 +160,7 @@ def transform(
         def row(thread):
             return thread
 
-        row = inlined(row)
+        row = device_function(row)
 
     if filtered:
 
@@ -175,7 +171,7 @@ def transform(
         def step(data, factors, shared, thread, start):
             run(data, row(thread))
 
-    return inlined(step)
+    return device_function(step)
 
 
 def compose(plan: BlockPlan, dtype: np.dtype, sign: int, **options) -> Callable:
@@ -205,7 +201,7 @@ def _row():
 
 def bind(plan: BlockPlan, run: Callable, filtered: bool) -> Callable:
     """Give a composed transform the signature of kernels: ``f(data, shared)`` or ``f(data, factors, shared)``."""
-    words, thread, row = _u(plan.row_words), inlined(_thread), inlined(_row)
+    words, thread, row = _u(plan.row_words), device_function(_thread), device_function(_row)
     if plan.columns:
         thread, row = row, thread
 
@@ -218,4 +214,4 @@ def bind(plan: BlockPlan, run: Callable, filtered: bool) -> Callable:
         def call(data, shared):
             run(data, data, shared, thread(), row() * words)
 
-    return inlined(call)
+    return device_function(call)

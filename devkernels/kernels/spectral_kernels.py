@@ -14,13 +14,14 @@ from devkernels.device.fft import DeviceFFT, fft
 from devkernels.device.inline import device_function
 from devkernels.launch.jit import kernel
 from devkernels.lazy import cuda
+from devkernels.traits import is_power_of_two
 
 
 def forward_fft(
     size: int, precision: str, real: bool, sm: object, ffts_per_block: object, elements_per_thread: object
 ) -> DeviceFFT:
     """Return the forward transform of real or complex rows."""
-    folded = real and size >= 4 and size & (size - 1) == 0  # N reals as N/2 complex values; powers of two only
+    folded = real and size >= 4 and is_power_of_two(size)  # N reals as N/2 complex values; powers of two only
     what = dict(fft_type="c2c", direction="forward")
     if real:
         options = {"complex_layout": "natural", "real_mode": "folded" if folded else "normal"}
@@ -37,6 +38,9 @@ def forward_fft(
 
 
 # -- the middle of the kernel: multiply the spectrum, scaled so that the pair of transforms is the identity ------
+#
+# One filter for all rows has one row, so the row of h is at most its last; rows past the end of the batch read any
+# row and are not stored.
 
 
 def _multiply_by_array(forward: DeviceFFT) -> Callable:
@@ -45,10 +49,11 @@ def _multiply_by_array(forward: DeviceFFT) -> Callable:
     scale = forward.precision(1 / forward.scale)
 
     def apply(thread_data, h, row):
+        own = min(row, h.shape[0] - 1)
         for i in range(slots):
             k = forward.index(i)
             if k < bins:
-                thread_data[i] = thread_data[i] * (h[row, k] * scale)
+                thread_data[i] = thread_data[i] * (h[own, k] * scale)
 
     return device_function(apply)
 
@@ -60,7 +65,7 @@ def _multiply_by_row(forward: DeviceFFT, inverse: DeviceFFT) -> Callable:
 
     def apply(thread_data, h, row):
         factors = cuda.local.array(storage, value_type)
-        inverse.load(h, row, factors)
+        inverse.load(h, min(row, h.shape[0] - 1), factors)
         for i in range(slots):
             thread_data[i] = thread_data[i] * factors[i] * scale
 
@@ -72,12 +77,14 @@ def _multiply_halves(forward: DeviceFFT) -> Callable:
     slots, bins = -(-forward.output_length // forward.stride), forward.output_length
     scale = np.float32(1 / forward.scale)
 
-    def apply(thread_data, h, row, other):
+    def apply(thread_data, h, row):
+        last = h.shape[0] - 1
+        own, other = min(row, last), min(row + 1, last)
         for i in range(slots):
             k = forward.index(i)
             if k < bins:
                 first, second = forward.unpack(thread_data[i])
-                thread_data[i] = forward.pack(first * (h[row, k] * scale), second * (h[other, k] * scale))
+                thread_data[i] = forward.pack(first * (h[own, k] * scale), second * (h[other, k] * scale))
 
     return device_function(apply)
 
@@ -116,29 +123,18 @@ def array_kernel(forward: DeviceFFT, wide: bool):
     storage, value_type = forward.storage_size, forward.value_type
     if forward.spec.precision == "float16":
         apply = _multiply_halves(forward)
-
-        def spectral_filter(x, h, y):
-            thread_data = cuda.local.array(storage, value_type)
-            shared_mem = cuda.shared.array(0, value_type)
-            row = forward.row()
-            forward.load(x, row, thread_data)
-            forward(thread_data, shared_mem)
-            # One filter for all rows has one row; rows past the end of the batch read any row and are not stored.
-            apply(thread_data, h, min(row, h.shape[0] - 1), min(row + 1, h.shape[0] - 1))
-            inverse(thread_data, shared_mem)
-            inverse.store(thread_data, y, row)
     else:
         apply = _multiply_by_row(forward, inverse) if wide else _multiply_by_array(forward)
 
-        def spectral_filter(x, h, y):
-            thread_data = cuda.local.array(storage, value_type)
-            shared_mem = cuda.shared.array(0, value_type)
-            row = forward.row()
-            forward.load(x, row, thread_data)
-            forward(thread_data, shared_mem)
-            apply(thread_data, h, min(row, h.shape[0] - 1))
-            inverse(thread_data, shared_mem)
-            inverse.store(thread_data, y, row)
+    def spectral_filter(x, h, y):
+        thread_data = cuda.local.array(storage, value_type)
+        shared_mem = cuda.shared.array(0, value_type)
+        row = forward.row()
+        forward.load(x, row, thread_data)
+        forward(thread_data, shared_mem)
+        apply(thread_data, h, row)
+        inverse(thread_data, shared_mem)
+        inverse.store(thread_data, y, row)
 
     return kernel(spectral_filter, launch_bounds=_launch_bounds(forward))
 
