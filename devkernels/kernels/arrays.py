@@ -6,8 +6,9 @@ CuPy and torch are touched only if the caller's program has imported them. Nothi
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from devkernels import target
 from devkernels.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, MissingDependencyError, TargetError
+from devkernels.launch import streams
 
 
 def library(array: Any, name: str) -> str:
@@ -164,6 +166,25 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
         with like.device:
             return sys.modules["cupy"].empty(shape, dtype=dtype)
     return np.empty(shape, dtype=dtype)
+
+
+@contextlib.contextmanager
+def on_stream(like: Any, stream: Any) -> Iterator[None]:
+    """Make a stream current for the library of an array on a GPU.
+
+    Launches go there then, and temporary arrays are allocated and freed in its order.
+    """
+    handle = streams.handle(stream)
+    kind = library(like, "x")
+    if handle is None or kind == "numpy" or (kind == "torch" and not like.is_cuda):
+        yield
+    elif kind == "cupy":
+        with sys.modules["cupy"].cuda.ExternalStream(handle, like.device.id):
+            yield
+    else:
+        cuda = sys.modules["torch"].cuda
+        with cuda.stream(cuda.ExternalStream(handle, like.device)):
+            yield
 
 
 def cast(array: Any, dtype: str) -> Any:

@@ -19,6 +19,7 @@ from devkernels.errors import ArgumentError, ArgumentTypeError
 from devkernels.kernels import arrays, convolve_rows
 from devkernels.kernels.convolve_batch import Broadcast, broadcast, expand
 from devkernels.kernels.convolve_plan import RowPlan
+from devkernels.kernels.convolve_recipe import Recipe, Recipes, key_of
 
 _MOST_GRID_Y = 65535
 
@@ -33,6 +34,7 @@ class FFTConvolve:
         self.plan, self.dtype, self.mode = plan, dtype, mode
         self.prologue, self.epilogue = prologue, epilogue
         self._passes: dict[Broadcast, list] = {}
+        self._recipes = Recipes()
         linear = plan.method == "linear"
         self.fft: BlockFFT = block_fft(
             plan.size, plan.precision, frequency_offset=-0.25 if linear else 0.0, real_input=linear, tune=tune
@@ -67,17 +69,24 @@ class FFTConvolve:
             )
         flat = arrays.cast(h, self.dtype).reshape(-1)
         count = math.prod(seen.shape[:-1])
-        launch = convolve_rows.filter_kernel(self.fft, self.dtype)[self.fft.launch(rows=count)]
         found = []
-        for skip in range(0, self.plan.taps, self.plan.part):
+        for launch, numbers in self._filter_passes(count):
             spectra = arrays.empty(h, (count * self.fft.size,), self.fft.dtype.name)
-            numbers = (count, min(self.plan.part, self.plan.taps - skip), self.plan.taps, skip)
             arrays.run_where_kernels_live(
-                {"h": flat, "spectra": spectra}, lambda h, spectra, numbers=numbers: launch(h, spectra, *numbers),
-                ("spectra",),
+                {"h": flat, "spectra": spectra},
+                lambda h, spectra, launch=launch, numbers=numbers: launch(h, spectra, *numbers), ("spectra",),
             )  # fmt: skip
             found.append(spectra)
         return Spectra(seen.shape[:-1], tuple(found))
+
+    def _filter_passes(self, count: int) -> list:
+        """(launch, numbers) for the spectra of `count` filters, one for each part of a filter."""
+        plan = self.plan
+        launch = convolve_rows.filter_kernel(self.fft, self.dtype)[self.fft.launch(rows=count)]
+        return [
+            (launch, (count, min(plan.part, plan.taps - skip), plan.taps, skip))
+            for skip in range(0, plan.taps, plan.part)
+        ]
 
     def image_sources(self) -> dict[str, tuple]:
         """Kernels for ``devkernels build``: of filters, and of rows with one filter for all or one for each channel.
@@ -107,6 +116,13 @@ class FFTConvolve:
 
     def __call__(self, x: Any, h: Any = None, *, spectra: Any = None, out: Any = None, stream: Any = None) -> Any:
         """Convolve x with h, or with filters transformed by `prepare`."""
+        if stream is not None:
+            with arrays.on_stream(x, stream):
+                return self(x, h, spectra=spectra, out=out)
+        key = key_of(x, h, spectra, out) if (h is None) != (spectra is None) else None
+        recipe = self._recipes.find(key, x, out)
+        if recipe is not None:
+            return recipe.run(x, h, spectra, out)
         seen = arrays.describe(x, "x", gradients=True)
         if seen.dtype != self.dtype:
             raise ArgumentTypeError(f"x has dtype {seen.dtype}; this convolution was made for {self.dtype}.", spec=self)
@@ -138,10 +154,21 @@ class FFTConvolve:
         result = arrays.empty(x, shape, self.dtype) if out is None else out
         if 0 in shape:
             return result
-        spectra = self.prepare(h) if spectra is None else spectra
+        data = self.prepare(h).data if spectra is None else spectra.data
         rows = arrays.cast(x, self.dtype).reshape(-1)
-        self._launch(rows, spectra.data, result.reshape(-1), rule, stream)
+        self._launch(rows, data, result.reshape(-1), rule)
+        if key is not None and not (expand_x or expand_h):
+            self._remember(key, seen, shape, math.prod(h_batch) if h is not None else None, rule)
         return result
+
+    def _remember(self, key: tuple, seen: arrays.Described, shape: tuple, filters: int | None, rule: Broadcast):
+        """Keep what was found out about arrays like these: their next call goes straight to the launches."""
+        points, dtype = self.fft.size, self.fft.dtype.name
+        self._recipes.keep(key, Recipe(
+            shape, self.dtype, tuple(self._launches(rule)), tuple(self._filter_passes(filters)) if filters else (),
+            (points * (filters or 0), dtype),
+            (seen.itemsize * math.prod(seen.shape), seen.itemsize * math.prod(shape)),
+        ))  # fmt: skip
 
     def run(self, x: Any, h: Any) -> Any:
         """`__call__` without a record of gradients."""
@@ -160,17 +187,20 @@ class FFTConvolve:
         if arrays.overlap(seen, mine) or (mine.pointer == seen.pointer and not self.plan.whole):
             raise ArgumentError("out overlaps x in memory; pass a separate array.", spec=self)
 
-    def _launch(self, x: Any, spectra: tuple, out: Any, rule: Broadcast, stream: Any) -> None:
+    def _launches(self, rule: Broadcast) -> list:
+        """(launch, numbers) for each part of the filter."""
         fft = self.fft
         if rule not in self._passes:
             if len(self._passes) >= 64:
                 self._passes.clear()
             overlap = self.plan.method == "overlap"
             self._passes[rule] = self._overlap_passes(rule) if overlap else [self._single_pass(rule)]
-        launches = [
-            (run[grid, fft.block_dim, stream or 0, fft.shared_memory_size], numbers)
-            for run, grid, numbers in self._passes[rule]
+        return [
+            (run[grid, fft.block_dim, 0, fft.shared_memory_size], numbers) for run, grid, numbers in self._passes[rule]
         ]
+
+    def _launch(self, x: Any, spectra: tuple, out: Any, rule: Broadcast) -> None:
+        launches = self._launches(rule)
 
         def launch(x, out, **spectra):
             for (run, numbers), part in zip(launches, spectra.values(), strict=True):

@@ -1,0 +1,65 @@
+"""A convolution's second call with arrays like those of the first goes straight to its launches."""
+
+import numpy as np
+import pytest
+
+from devkernels import make_fftconvolve
+from devkernels.errors import ArgumentError
+from devkernels.kernels import arrays, convolve_recipe
+from devkernels.tolerance import fft_bound, relative_error
+
+
+@pytest.fixture
+def device_arrays(monkeypatch):
+    """NumPy arrays that pass for arrays on a GPU: the launches of the simulator take them as they are."""
+
+    def fingerprint(array):
+        contiguous = array.flags.c_contiguous
+        return arrays.Fingerprint("cupy", array.dtype, array.shape, 0, contiguous, array.ctypes.data % 16)
+
+    monkeypatch.setattr(arrays, "fingerprint", fingerprint)
+    monkeypatch.setattr(convolve_recipe, "_address", lambda array: array.ctypes.data)
+
+
+def forbid_checks(monkeypatch):
+    def describe(*_, **__):
+        raise AssertionError("an array was looked at again")
+
+    monkeypatch.setattr(arrays, "describe", describe)
+
+
+@pytest.mark.parametrize("given", ["filter", "spectra"])
+@pytest.mark.parametrize(("length", "taps", "mode"), [(16, 16, "causal"), (40, 5, "same")])
+def test_second_call_checks_nothing_and_reads_new_data(given, length, taps, mode, rng, device_arrays, monkeypatch):
+    plan = make_fftconvolve(length, taps, "float32", mode, method="overlap" if mode == "same" else None)
+    x, h = (rng.standard_normal((3, n)).astype("float32") for n in (length, taps))
+    spectra = plan.prepare(h)
+    operands = {"h": h} if given == "filter" else {"spectra": spectra}
+    out = np.full_like(x, np.nan)
+    plan(x, **operands, out=out)
+    x[:] = rng.standard_normal(x.shape)
+    out[:] = np.nan
+    with monkeypatch.context() as patch:
+        forbid_checks(patch)
+        patch.setattr(arrays, "empty", lambda like, shape, dtype: np.full(shape, np.nan, dtype))
+        assert plan(x, **operands, out=out) is out
+    full = np.stack([np.convolve(a.astype(float), b) for a, b in zip(x, h, strict=True)])
+    want = full[:, :length] if mode == "causal" else full[:, (taps - 1) // 2 :][:, :length]
+    assert relative_error(out, want) < fft_bound("float32", 2 * plan.fft.size, 2)
+
+
+def test_arrays_unlike_those_before_are_checked(rng, device_arrays):
+    plan = make_fftconvolve(16, 16, "float32", "causal")
+    x, h = rng.standard_normal((2, 4, 16)).astype("float32")
+    spectra = plan.prepare(h)
+    plan(x, spectra=spectra, out=np.empty_like(x))
+    memory = np.empty(200, "float32")
+    first, second = memory[:64].reshape(4, 16), memory[32:96].reshape(4, 16)
+    first[:] = x
+    plan(first, spectra=spectra, out=memory[100:164].reshape(4, 16))
+    with pytest.raises(ArgumentError, match="overlaps"):
+        plan(first, spectra=spectra, out=second)
+    with pytest.raises(ArgumentError, match="not contiguous"):
+        plan(x, spectra=spectra, out=np.empty((4, 32), "float32")[:, ::2])
+    with pytest.raises(ArgumentError, match="last axis must be 16"):
+        plan(x[:, :8], spectra=spectra)
