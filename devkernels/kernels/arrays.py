@@ -84,7 +84,7 @@ def describe(array: Any, name: str, gradients: bool = False) -> Described:
 
 
 class Fingerprint(NamedTuple):
-    """All of a device array that checks depend on; equal ones pass the same checks."""
+    """All of a device array that checks depend on, but for where its memory is; equal ones pass the same checks."""
 
     library: str
     dtype: Any
@@ -94,16 +94,27 @@ class Fingerprint(NamedTuple):
     misalignment: int
 
 
-def fingerprint(array: Any) -> Fingerprint | None:
-    """Return an array's `Fingerprint`, cheaply, or None if the array must be looked at in full."""
+class Known(NamedTuple):
+    """A device array's `Fingerprint` and, for arrays without gaps, the bytes that it takes."""
+
+    mark: Fingerprint
+    start: int
+    stop: int
+
+
+def known(array: Any) -> Known | None:
+    """Return what checks need of a device array, cheaply, or None if the array must be looked at in full."""
     kind = type(array)
     if kind.__module__ == "cupy" or kind.__module__.startswith("cupy."):
         data = array.data
-        return Fingerprint("cupy", array.dtype, array.shape, data.device_id, array.flags.c_contiguous, data.ptr % 16)
+        start, contiguous = data.ptr, array.flags.c_contiguous
+        mark = Fingerprint("cupy", array.dtype, array.shape, data.device_id, contiguous, start % 16)
+        return Known(mark, start, start + array.nbytes)
     if kind.__module__ != "torch" or not array.is_cuda or array.requires_grad or array.is_conj() or array.is_neg():
         return None
-    contiguous, misalignment = array.is_contiguous(), array.data_ptr() % 16
-    return Fingerprint("torch", array.dtype, array.shape, array.get_device(), contiguous, misalignment)
+    start, contiguous = array.data_ptr(), array.is_contiguous()
+    mark = Fingerprint("torch", array.dtype, array.shape, array.get_device(), contiguous, start % 16)
+    return Known(mark, start, start + array.nbytes)
 
 
 def check_same_device(first: Described, second: Described, names: tuple[str, str]) -> None:
@@ -124,6 +135,11 @@ def overlap(first: Described, second: Described) -> bool:
     """Whether the memory spans of two arrays intersect without being the same array."""
     if (first.pointer, first.shape, first.strides) == (second.pointer, second.shape, second.strides):
         return False
+    return intersect(first, second)
+
+
+def intersect(first: Described, second: Described) -> bool:
+    """Whether the memory spans of two arrays have bytes in common."""
     (a, b), (c, d) = first.span, second.span
     return first.device == second.device and a < d and c < b
 

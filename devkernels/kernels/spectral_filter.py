@@ -142,7 +142,7 @@ class SpectralFilter:
         if out is None:
             out = arrays.empty(x, seen.shape, self._rows.stored)
         else:
-            self._check_out(out, seen)
+            self._check_out(out, seen, H)
         y = arrays.as_rows(out, self._rows.tail, "out", copy=False)
         kernel = self.kernel(None if h is None else arrays.describe(h, "H").dtype)
         launch = self.fft.launch(rows=rows.shape[0])
@@ -154,13 +154,26 @@ class SpectralFilter:
         return out
 
     def _recipe_key(self, x: Any, H: Any, out: Any) -> tuple | None:
-        """What the checks of this call depend on, or None if it must be looked at in full each time."""
-        if out is not None and out is not x:
-            return None  # whether two arrays overlap is no property of either
-        marks = [arrays.fingerprint(array) for array in (x, H) if array is not None]
-        # Each must be known, and contiguous: a recipe does not look for rows with gaps.
-        if not all(mark is not None and mark.contiguous for mark in marks):
+        """What the checks of this call depend on, or None if it must be looked at in full."""
+        source = arrays.known(x)
+        if source is None or not source.mark.contiguous:  # a recipe does not look for rows with gaps
             return None
+        marks = [source.mark]
+        place = None if out is None else source if out is x else arrays.known(out)
+        if out is not None:
+            if place is None or not place.mark.contiguous:
+                return None
+            # Where memory lies is no property of one array: whether arrays overlap is looked at in each call.
+            if place.start < source.stop and source.start < place.stop and place != source:
+                return None
+            marks.append(place.mark)
+        if H is not None:
+            response = arrays.known(H)
+            if response is None or not response.mark.contiguous:
+                return None
+            if place is not None and place.start < response.stop and response.start < place.stop:
+                return None
+            marks.append(response.mark)
         return (*marks, H is None, out is None)
 
     def _remember(self, key, seen, kernel, launch, rows, h) -> None:
@@ -234,7 +247,7 @@ class SpectralFilter:
             )
         return arrays.as_rows(arrays.cast(H, mine.dtype), 1, "H", copy=True)
 
-    def _check_out(self, out: Any, seen: arrays.Described) -> None:
+    def _check_out(self, out: Any, seen: arrays.Described, H: Any) -> None:
         mine = self._check_rows(out, "out")
         arrays.check_same_device(seen, mine, ("x", "out"))
         if mine.shape != seen.shape:
@@ -242,6 +255,10 @@ class SpectralFilter:
         if arrays.overlap(seen, mine):
             raise ArgumentError(
                 "out overlaps x in memory; pass x itself (filtering in place) or a separate array.", spec=self
+            )
+        if H is not None and arrays.intersect(arrays.describe(H, "H"), mine):
+            raise ArgumentError(
+                "out overlaps H in memory: rows would be filtered with results; pass a separate array.", spec=self
             )
         if mine.library == "numpy" and not out.flags.writeable:
             raise ArgumentError("out is read-only; pass a writeable array.", spec=self)

@@ -144,9 +144,16 @@ def test_repeated_calls_take_new_data_and_check_again(batch, rng):
         x = random(rng, (*batch, n), "complex64")
         want, bound = reference.spectral_filter(x, H), fft_bound("complex64", n, 2)
         assert relative_error(plan(cupy.asarray(x), cupy.asarray(H)).get(), want) < bound
-        there = cupy.asarray(x)
+        there, y = cupy.asarray(x), cupy.full(x.shape, cupy.nan, x.dtype)
+        assert plan(there, cupy.asarray(H), out=y) is y
+        assert relative_error(y.get(), want) < bound
         assert plan(there, cupy.asarray(H), out=there) is there
         assert relative_error(there.get(), want) < bound
+    memory = cupy.full(x.size + 16, cupy.nan, x.dtype)
+    beside = memory[16:].reshape(x.shape)
+    with pytest.raises(ArgumentError, match="overlaps x"):
+        plan(memory[: x.size].reshape(x.shape), cupy.asarray(H), out=beside)
+    assert cupy.isnan(memory).all()
     with pytest.raises(ArgumentError, match="contiguous"):
         plan(cupy.asarray(random(rng, (*batch, 2 * n), "complex64"))[..., ::2], cupy.asarray(H))
     with pytest.raises(ArgumentError, match="H has shape"):

@@ -115,7 +115,8 @@ def test_refusals_name_argument_and_remedy(rng, empty):
         (lambda out: plan(x, out=out), ArgumentTypeError, "H is missing"),
         (lambda out: plan(x, H, out=out[:3]), ArgumentError, "out has shape"),
         (lambda out: plan(x, H, out=read_only), ArgumentError, "read-only"),
-        (lambda out: plan(shared[:64].reshape(4, 16), H, out=shared[8:72].reshape(4, 16)), ArgumentError, "overlaps"),
+        (lambda out: plan(shared[:64].reshape(4, 16), H, out=shared[8:72].reshape(4, 16)), ArgumentError, "overlaps x"),
+        (lambda out: plan(x, out[1], out=out), ArgumentError, "overlaps H"),
         (lambda out: spectral_filter(x.real.astype(np.int32), H, out=out), ArgumentTypeError, "int32"),
         (lambda out: spectral_filter(np.float32(3), H, out=out), ArgumentTypeError, "numpy.float32"),
         (lambda out: make_spectral_filter(0, "complex64"), SpecError, "size=0"),
@@ -153,12 +154,31 @@ def test_only_calls_known_in_full_skip_the_checks(monkeypatch):
     from devkernels.kernels import arrays
 
     plan = make_spectral_filter(8, "complex64", op=lambda X, k: X)
-    known, gaps, unknown = object(), object(), object()
-    marks = {id(known): arrays.Fingerprint("cupy", "complex64", (1, 8), 0, True, 0)}
-    marks[id(gaps)] = marks[id(known)]._replace(contiguous=False)
-    monkeypatch.setattr(arrays, "fingerprint", lambda array: marks.get(id(array)))
-    assert plan._recipe_key(known, None, None) is not None
-    assert plan._recipe_key(known, None, None) != plan._recipe_key(known, None, known)
-    assert plan._recipe_key(known, None, None) != plan._recipe_key(known, known, None)
-    for x, H, out in ((unknown, None, None), (known, unknown, None), (gaps, None, None), (known, None, unknown)):
+    known, gaps, unknown, apart, astride, response = (object() for _ in range(6))
+    mark = arrays.Fingerprint("cupy", "complex64", (1, 8), 0, True, 0)
+    seen = {
+        known: arrays.Known(mark, 4096, 4160),
+        gaps: arrays.Known(mark._replace(contiguous=False), 4096, 4160),
+        apart: arrays.Known(mark, 4160, 4224),
+        astride: arrays.Known(mark, 4112, 4176),
+        response: arrays.Known(mark._replace(shape=(8,)), 8192, 8256),
+    }
+    monkeypatch.setattr(arrays, "known", seen.get)
+    keys = [
+        plan._recipe_key(known, H, out) for H, out in ((None, None), (None, known), (response, None), (response, apart))
+    ]
+    assert None not in keys
+    assert len(set(keys)) == 4
+    assert plan._recipe_key(known, None, apart) == keys[1]  # in place or not, the same kernel and checks
+    for x, H, out in (
+        (unknown, None, None),
+        (known, unknown, None),
+        (gaps, None, None),
+        (known, gaps, None),
+        (known, None, unknown),
+        (known, None, gaps),
+        (known, None, astride),
+        (known, apart, apart),
+        (known, astride, apart),
+    ):
         assert plan._recipe_key(x, H, out) is None

@@ -54,4 +54,4 @@ def test_what_is_no_array_is_said():
     for value in ([1.0], 3.0, None, "x"):
         with pytest.raises(ArgumentTypeError, match="NumPy, CuPy or torch"):
             arrays.library(value, "x")
-    assert arrays.fingerprint(np.ones(3)) is None
+    assert arrays.known(np.ones(3)) is None
