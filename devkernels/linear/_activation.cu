@@ -45,8 +45,16 @@ static const u32 LANES = 32, ROWS = 8, SLAB = LANES * VEC, AHEAD = 4;
 
 __device__ W gelu_slope(W z) {
     const W s = W(0.79788456080286535588), q = W(0.044715);
+    z = z > W(16) ? W(16) : z < W(-16) ? W(-16) : z;  // 1 and 0 from there on; further out z * z would overflow
+#if TYPE < 2
+    // tanh(u) = 1 - 2 r and 1 - tanh(u)^2 = 4 r (1 - r) with r = 1 / (1 + exp(2 u)); fast exponential and division are
+    // off by some 2^-21, results are rounded at 2^-9 or 2^-12. tanh() takes longer than the memory does.
+    W r = __fdividef(W(1), W(1) + __expf(W(2) * s * (z + q * z * z * z)));
+    return (W(1) - r) + W(2) * z * r * (W(1) - r) * s * (W(1) + W(3) * q * z * z);
+#else
     W t = tanh(s * (z + q * z * z * z));
     return W(0.5) * (W(1) + t) + W(0.5) * z * (W(1) - t * t) * s * (W(1) + W(3) * q * z * z);
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(256) activation_backward(

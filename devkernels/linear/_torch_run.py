@@ -57,23 +57,24 @@ def _plan_layer(x: Tensor, weight: Tensor, bias: Tensor | None, code: int, compu
     return _Entry(prepared, (*x.shape[:-1], prepared.spec.n), flat.data_ptr() != x.data_ptr())
 
 
-def run(x: Tensor, weight: Tensor, bias: Tensor | None, code: int) -> tuple[Tensor, Tensor | None]:
-    """``epilog(x @ weight.T + bias)`` and the raw mask, if the epilog (by number) makes one."""
+def entry_for(x: Tensor, weight: Tensor, bias: Tensor | None, code: int) -> _Entry:
+    """Return what is planned for such tensors and an epilog by number."""
     dtype = x.dtype
     compute = "32f_fast_tf32" if dtype is _float32 and _precision() != "highest" else None
-    x_pointer, w_pointer = x.data_ptr(), weight.data_ptr()
-    if bias is None:
-        b_pointer = 0
-        key = (code, x.shape, x.stride(), dtype, x.get_device(), weight.shape, weight.stride(), weight.dtype,
-               weight.get_device(), (x_pointer | w_pointer) & 255, compute)  # fmt: skip
-    else:
-        b_pointer = bias.data_ptr()
-        key = (code, x.shape, x.stride(), dtype, x.get_device(), weight.shape, weight.stride(), weight.dtype,
-               weight.get_device(), (x_pointer | w_pointer | b_pointer) & 255, compute, bias.shape, bias.stride(),
-               bias.dtype, bias.get_device())  # fmt: skip
+    key = (code, x.shape, x.stride(), dtype, x.get_device(), weight.shape, weight.stride(), weight.dtype,
+           weight.get_device(), (x.data_ptr() | weight.data_ptr()) & 255, compute)  # fmt: skip
+    if bias is not None:
+        key = (*key, bias.shape, bias.stride(), bias.dtype, bias.get_device(), bias.data_ptr() & 255)
     entry = _entries.get(key)
     if entry is None:
         entry = _entries.keep(key, _plan_layer(x, weight, bias, code, compute))
+    return entry
+
+
+def run(x: Tensor, weight: Tensor, bias: Tensor | None, code: int) -> tuple[Tensor, Tensor | None]:
+    """``epilog(x @ weight.T + bias)`` and the raw mask, if the epilog (by number) makes one."""
+    entry = entry_for(x, weight, bias, code)
+    x_pointer, w_pointer, b_pointer = x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
     lt = entry.lt
     if lt is None or entry.copy:
         out, mask, _ = entry.prepared(flatten("x", x), weight.T, None, bias)

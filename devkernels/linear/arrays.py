@@ -222,8 +222,17 @@ class TorchArrays(Arrays):
             return self.torch.empty(tuple(shape), dtype=self.dtype(dtype), device=where)
 
     def maker(self, shape, dtype, device):
-        """See `Arrays.maker`; empty_strided parses its arguments faster than empty does."""
+        """See `Arrays.maker`.
+
+        The function that torch.compile's own code allocates with takes half a microsecond less than empty_strided;
+        it allocates on the current device.
+        """
         strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        if device != CPU and not self.several_devices():
+            guards = getattr(getattr(self.torch._C, "_dynamo", None), "guards", None)
+            quick = getattr(guards, "_empty_strided_cuda", None)
+            if quick is not None:
+                return functools.partial(quick, tuple(shape), strides, self.dtype(dtype))
         where = self.torch.device("cpu" if device == CPU else f"cuda:{device}")
         return functools.partial(self.torch.empty_strided, tuple(shape), strides, dtype=self.dtype(dtype), device=where)
 
@@ -277,9 +286,13 @@ class TorchArrays(Arrays):
             run()
         stream.synchronize()
         graph = cuda.CUDAGraph()
-        with cuda.graph(graph, stream=stream):
-            for _ in range(times):
-                run()
+        with cuda.stream(stream):  # torch.cuda.graph() would empty the caches of the allocator, and of Python's memory
+            graph.capture_begin()
+            try:
+                for _ in range(times):
+                    run()
+            finally:
+                graph.capture_end()
         return graph.replay
 
 

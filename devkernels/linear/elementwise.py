@@ -23,6 +23,7 @@ def gelu(xp, x):
 
 def gelu_derivative(xp, x):
     """Derivative of `gelu` at `x`."""
+    x = x.clip(-16, 16)  # 1 and 0 from there on, in every dtype; further out x * x overflows and inf * 0 is NaN
     t = xp.tanh(_SCALE * (x + _CUBIC * x * x * x))
     return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * _SCALE * (1.0 + 3.0 * _CUBIC * x * x)
 

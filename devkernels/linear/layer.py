@@ -258,7 +258,7 @@ class FusedLinear:
         dx, _, bias = product(epilog, dz, self.weight, mask=mask, compute_type=self.compute_type, stream=stream)
         return dx, bias
 
-    def autotune(self, x, *, backward: bool = True, candidates: int = 16) -> list[dict[str, object]]:
+    def autotune(self, x, *, backward: bool = True, candidates: int = 32) -> list[dict[str, object]]:
         """Time the kernels for inputs of this shape and keep the fastest, on disk too; see `FusedMatmul.autotune`."""
         flat = self._flat("x", x, self.in_features)
         return autotune(flat, self.weight, self.bias, self.activation, compute_type=self.compute_type,

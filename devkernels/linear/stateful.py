@@ -263,7 +263,7 @@ class FusedMatmul:
         self._prepared = prepare(operands, self._alpha, self._beta, self._c is not None)
         self._bind()
 
-    def autotune(self, *, candidates: int = 16, rounds: int = 5) -> dict[str, object]:
+    def autotune(self, *, candidates: int = 32, rounds: int = 5) -> dict[str, object]:
         """Time the library's candidates on the operands and keep the fastest, on disk too.
 
         The result of the product is not kept. On NumPy there is nothing to choose.

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from devkernels.errors import ArgumentError, SpecError
 from devkernels.linear import _torch_ops as ops
 from devkernels.linear import _torch_run as raw
+from devkernels.linear._torch_quick import run as _run
 from devkernels.linear.epilog import Epilog
 from devkernels.linear.tune_layer import autotune as tune
 
@@ -59,11 +60,16 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activati
     """
     if _compiling():
         return _traced(x, weight, bias, activation)
+    return _eager(x, weight, bias, activation)
+
+
+def _eager(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    """The same outside of torch.compile."""
     if _any_autocast():
         x, weight, bias = _autocast(x, weight, bias)
     if _grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
         return ops.linear(x, weight, bias, activation)
-    return raw.run(x, weight, bias, raw.forward_code(activation, bias is not None, False))[0]
+    return _run(x, weight, bias, activation)
 
 
 def _traced(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
@@ -125,10 +131,10 @@ class FusedLinear(nn.Module):
             return _traced(x, self.weight, self.bias, self.activation)
         parameters = self._parameters  # nn.Module.__getattr__ costs a microsecond for each parameter
         if "weight" not in parameters:  # weight_norm and the like make it a plain attribute
-            return fused_linear(x, self.weight, self.bias, self.activation)
-        return fused_linear(x, parameters["weight"], parameters["bias"], self.activation)
+            return _eager(x, self.weight, self.bias, self.activation)
+        return _eager(x, parameters["weight"], parameters["bias"], self.activation)
 
-    def autotune(self, x: Tensor, *, backward: bool = True, candidates: int = 16) -> list[dict[str, object]]:
+    def autotune(self, x: Tensor, *, backward: bool = True, candidates: int = 32) -> list[dict[str, object]]:
         """Time the kernels for inputs of this shape and keep the fastest, on disk too; see `FusedMatmul.autotune`."""
         with torch.no_grad():
             bias = None if self.bias is None else self.bias.detach()

@@ -10,7 +10,7 @@ from devkernels.linear.stateful import FusedMatmul
 
 
 def autotune(x, weight, bias, activation: str | None, *, compute_type=None, backward: bool = True,
-             candidates: int = 16) -> list[dict[str, object]]:  # fmt: skip
+             candidates: int = 32) -> list[dict[str, object]]:  # fmt: skip
     """Time the candidates of every product that a layer takes for an input (tokens, in_features); keep the fastest.
 
     Returns

@@ -73,3 +73,44 @@ def _owner(store):
             if value is store:
                 return module, name
     raise AssertionError
+
+
+def enter_torch_world(monkeypatch, tmp_path):
+    """Start afresh; products of tensors go through descriptors and a cuBLASLt on the CPU, as if they lay on a GPU."""
+    import contextlib
+
+    from devkernels.linear import _torch_quick, _torch_run
+
+    fake = enter_world(monkeypatch, tmp_path, "lt")
+
+    class FakeCuda(arrays.TorchArrays):
+        """torch's arrays as if they lay on device 0."""
+
+        def describe(self, array):
+            return super().describe(array)._replace(device=0)
+
+        def stream(self, device):
+            return 0
+
+        def on(self, device):
+            return contextlib.nullcontext()
+
+        def empty(self, shape, dtype, device, stream=None):
+            return super().empty(shape, dtype, arrays.CPU)
+
+        def maker(self, shape, dtype, device):
+            return super().maker(shape, dtype, arrays.CPU)
+
+        def device_name(self, device):
+            return "Fake GPU"
+
+    world = FakeCuda()
+    monkeypatch.setitem(arrays._by_type, world.torch.Tensor, world)
+    monkeypatch.setitem(arrays._by_type, world.torch.nn.Parameter, world)
+    monkeypatch.setattr(_torch_run, "_ARRAYS", world)
+    monkeypatch.setattr(_torch_run, "_raw_stream", lambda index: 0)
+    for module in (_torch_run, _torch_quick):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Bounded):
+                monkeypatch.setattr(module, name, Bounded(value.limit))
+    return fake

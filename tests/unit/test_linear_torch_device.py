@@ -1,0 +1,120 @@
+"""devkernels.linear.torch as on a GPU, with products by a cuBLASLt on the CPU: planned calls, and what makes them new."""
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("needs torch (extra torch)", allow_module_level=True)
+
+import torch
+from torch import nn
+
+from devkernels.errors import DevkernelsError
+from devkernels.linear import _torch_quick
+from devkernels.linear.torch import FusedLinear, FusedMLP, fused_linear
+from tests.unit.linear_support import enter_torch_world
+
+ACTIVATIONS = {None: lambda x: x, "relu": torch.relu, "gelu": nn.GELU("tanh")}
+
+
+@pytest.fixture
+def lt(monkeypatch, tmp_path, rng):
+    torch.manual_seed(int(rng.integers(2**31)))
+    return enter_torch_world(monkeypatch, tmp_path)
+
+
+def aligned(*shape, dtype=torch.float32):
+    """Random tensor at an address that 256 divides, as a GPU's allocator gives them."""
+    count = torch.Size(shape).numel()
+    whole = torch.randn(count + 256, dtype=dtype)
+    start = -whole.data_ptr() % 256 // whole.element_size()
+    return whole[start : start + count].view(shape)
+
+
+def check(x, weight, bias, activation, limit=1e-5):
+    want = ACTIVATIONS[activation](nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double()))
+    got = fused_linear(x, weight, bias, activation)
+    assert got.shape == want.shape
+    assert got.dtype == x.dtype
+    assert torch.linalg.vector_norm(got - want) <= limit * torch.linalg.vector_norm(want)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_calls_that_repeat_take_the_short_way(lt, monkeypatch, activation, with_bias):
+    x, weight = aligned(6, 8), aligned(5, 8)
+    bias = aligned(5) if with_bias else None
+    for _ in range(2):
+        check(x, weight, bias, activation)
+    assert len(_torch_quick._quick) == 1
+    monkeypatch.setattr(_torch_quick.raw, "run", None)  # the longer way is not there any more
+    for _ in range(3):
+        before = lt.calls
+        x = aligned(6, 8)
+        check(x, weight, bias, activation)
+        assert lt.calls == before + 1
+    with torch.inference_mode(), pytest.raises(TypeError):  # another key set: the longer way is asked for
+        fused_linear(x.clone(), weight, bias, activation)
+
+
+def test_whatever_differs_is_noticed(lt):
+    weight, bias = aligned(8, 8), aligned(8)
+    x = aligned(6, 8)
+    for _ in range(3):
+        check(x, weight, bias, "relu")
+    check(x, weight, bias, "gelu")
+    check(x, weight, bias, None)
+    check(x, weight, None, "relu")
+    check(aligned(2, 3, 8), weight, bias, "relu")
+    check(aligned(7, 8), weight, bias, "relu")
+    check(aligned(8, 6).T, weight, bias, "relu")
+    check(aligned(6, 16)[:, ::2], weight, bias, "relu")
+    check(aligned(49)[1:].view(6, 8), weight, bias, "relu")  # another alignment
+    check(x, weight, bias[None].expand(4, 8)[2], "relu")
+    for _ in range(3):
+        check(x, weight, bias, "relu")
+    weight.data = weight.data.T  # the same object, the same address
+    check(x, weight, bias, "relu")
+    weight.data, bias.data = aligned(5, 8), aligned(5)
+    check(x, weight, bias, "relu")
+    with pytest.raises(DevkernelsError):
+        fused_linear(x.double(), weight, bias, "relu")
+    weight.data, bias.data = weight.data.double(), bias.data.double()
+    check(x.double(), weight, bias, "relu", 1e-12)
+
+
+def test_changing_shapes_build_no_checks(lt):
+    weight, bias = aligned(5, 8), aligned(5)
+    for tokens in (3, 4) * 5:
+        check(aligned(tokens, 8), weight, bias, "relu")
+    assert len(_torch_quick._quick) == 0
+    for tokens in range(1, 700):
+        fused_linear(aligned(tokens, 8), aligned(5, 8), bias)
+    assert len(_torch_quick._seen) <= _torch_quick._seen.limit
+
+
+def test_float32_precision_is_asked_for_at_each_call(lt, monkeypatch):
+    x, weight = aligned(20, 304), aligned(32, 304)
+    want = x.double() @ weight.double().T
+    off = lambda: float((fused_linear(x, weight) - want).norm() / want.norm())  # noqa: E731
+    assert max(off() for _ in range(3)) < 1e-6
+    computed = set()
+    for told in lt.objects.values():
+        computed.add(told.get("compute"))
+    monkeypatch.setattr(_torch_quick.raw, "_precision", lambda: "high")
+    off()
+    assert {told.get("compute") for told in lt.objects.values()} - computed == {77}  # CUBLAS_COMPUTE_32F_FAST_TF32
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_modules_and_gradients(lt, activation):
+    layer = FusedLinear(8, 5, activation=activation, dtype=torch.float64)
+    x = torch.randn(3, 4, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, w, b: fused_linear(x, w, b, activation), (x, layer.weight, layer.bias))
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.allclose(layer(x), ACTIVATIONS[activation](nn.functional.linear(x, layer.weight, layer.bias)))
+    mlp = FusedMLP([8, 5, 3], activation or "relu", dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x, *p: mlp(x), (x, *mlp.parameters()))
+    assert lt.calls > 20
