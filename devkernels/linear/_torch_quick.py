@@ -15,7 +15,9 @@ from devkernels.linear import _torch_run as raw
 from devkernels.linear.bounded import Bounded
 
 _guards = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
-_quick: Bounded = Bounded(512)  # id of a weight -> _Quick; an id that is used again fails the check or passes it rightly
+_quick: Bounded = Bounded(
+    512
+)  # id of a weight -> _Quick; an id that is used again fails the check or passes it rightly
 _seen: Bounded = Bounded(512)  # id of a weight -> what it was last called with: only what comes back is worth a check
 _NEVER = (None, 0)
 

@@ -6,6 +6,7 @@ import pytest
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
 from devkernels.linear import FusedLinear, FusedMLP
 from devkernels.tolerance import relative_error
+from tests.unit.linear_bounds import check_mlp
 from tests.unit.linear_support import enter_world, forward_reference, gelu_slope
 
 
@@ -43,6 +44,16 @@ def test_gradients(rng, activation, bias, lead, n, k):
         assert np.allclose(got.bias, dz.sum(0), rtol=1e-12, atol=1e-12)
     else:
         assert got.bias is None
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_mlp_element_by_element(rng, activation, dtype):
+    for sizes in ([16, 64, 30, 8], [1, 30, 1, 5], [8, 1, 3]):
+        mlp = adopt(FusedMLP(sizes, activation=activation, dtype=dtype, seed=int(rng.integers(2**31))))
+        for lead in ((1,), (17,), (2, 9)):
+            x, dy = rng.standard_normal((*lead, sizes[0])), rng.standard_normal((*lead, sizes[-1]))
+            check_mlp(mlp, activation, dtype, x.astype(dtype), dy.astype(dtype), lambda a: a.astype(float))
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])

@@ -33,7 +33,9 @@ def aligned(*shape, dtype=torch.float32):
 
 
 def check(x, weight, bias, activation, limit=1e-5):
-    want = ACTIVATIONS[activation](nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double()))
+    want = ACTIVATIONS[activation](
+        nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    )
     got = fused_linear(x, weight, bias, activation)
     assert got.shape == want.shape
     assert got.dtype == x.dtype

@@ -1,0 +1,88 @@
+"""Running error bounds for a chain of layers: element by element, from the arithmetic alone, nothing measured.
+
+in: a `FusedMLP` that has run forward, and how to bring its arrays to the host as float64.  out: assertions.
+
+The input of ReLU may come out on the other side of zero than in float64, and the gradient of that element then differs
+by all of itself. So the reference is not a second forward pass: each layer is followed in float64 from the input that
+it was really given, the mask must be right wherever the sign is beyond doubt, and the gradients are those of the mask
+that was really kept. Bounds are carried along (Higham, Accuracy and Stability of Numerical Algorithms, sections 3.1
+and 3.3): a sum of k products is off by (k + 2) u times the sum of their magnitudes in any order; u is doubled, since
+tensor cores cut off where others round.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from devkernels.tolerance import gelu_bound, unit_roundoff
+from tests.unit.linear_support import gelu, gelu_slope
+
+# Half the distance of the numbers around zero: what rounding to the dtype costs at least.
+_SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-134, "float32": 2.0**-150, "float64": 0.0}
+GELU_LIPSCHITZ = 1.13  # largest slope of GELU
+
+
+class Bounds:
+    """Roundings of one dtype with its accumulate precision."""
+
+    def __init__(self, dtype: str):
+        self.accumulate = "float64" if dtype == "float64" else "float32"
+        self.u, self.small = unit_roundoff(dtype), _SMALLEST[dtype]
+
+    def sum_of(self, terms: int) -> float:
+        return 2.0 * (terms + 2) * unit_roundoff(self.accumulate)
+
+    def stored(self, value, times: int = 1):
+        """Of rounding `value` to the dtype, `times` times."""
+        return times * (1.01 * self.u * abs(value) + self.small)
+
+
+def within(got, want, error) -> bool:
+    return bool((abs(got - want) <= error * 1.001).all())  # not for NaN
+
+
+def check_mlp(mlp, activation: str, dtype: str, x, dy, host) -> None:
+    """Run a `FusedMLP` forward and backward; x and dy are its arrays, ``host(array)`` makes float64 of them."""
+    bounds = Bounds(dtype)
+    y = mlp.forward(x)
+    kept = list(mlp._last)
+    layers = list(mlp)
+    inputs = [host(one.x) for one in kept]
+    weights = [(host(layer.weight), host(layer.bias)) for layer in layers]
+    masks = [None if one.mask is None else host(one.mask.unpack()) for one in kept]
+    results = [*inputs[1:], host(y).reshape(len(inputs[0]), -1)]
+    for index, (h, (w, b), got) in enumerate(zip(inputs, weights, results, strict=True)):
+        z = h @ w.T + b
+        error = bounds.sum_of(h.shape[1]) * (abs(h) @ abs(w).T + abs(b))
+        if index == len(layers) - 1:
+            want = z
+        elif activation == "relu":
+            want = np.maximum(z, 0)
+            assert ((masks[index] == (z > 0)) | (abs(z) <= error)).all()
+        else:
+            want = gelu(z)
+            assert within(masks[index], z, error + bounds.stored(z))
+            error = GELU_LIPSCHITZ * error + gelu_bound(bounds.accumulate)
+        assert within(got, want, error + bounds.stored(abs(want) + error))
+    dx, gradients = mlp.backward(dy)
+    dz = host(dy).reshape(len(inputs[0]), -1)
+    error = np.zeros_like(dz)
+    for index in range(len(layers) - 1, -1, -1):
+        h, (w, b) = inputs[index], weights[index]
+        largest = abs(dz) + error
+        dw, db = (host(one) for one in gradients[index])
+        over_tokens = bounds.sum_of(len(h))
+        want, spread = dz.T @ h, error.T @ abs(h) + over_tokens * (largest.T @ abs(h))
+        assert within(dw, want, spread + bounds.stored(abs(want) + spread))
+        want, spread = dz.sum(0), error.sum(0) + over_tokens * largest.sum(0)
+        assert within(db, want, spread + bounds.stored(abs(want) + spread))
+        v, spread = dz @ w, error @ abs(w) + bounds.sum_of(w.shape[0]) * (largest @ abs(w))
+        if index:
+            slope, off = masks[index - 1].astype(float), 0.0
+            if activation == "gelu":
+                slope, off = gelu_slope(slope), gelu_bound(bounds.accumulate, derivative=True)
+            spread = spread * (abs(slope) + off) + abs(v) * off
+            v = v * slope
+        # Twice: where there is no fused kernel, the product is rounded before the slope multiplies it.
+        dz, error = v, spread + bounds.stored(abs(v) + spread, 2)
+    assert within(host(dx).reshape(dz.shape), dz, error)
