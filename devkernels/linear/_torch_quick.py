@@ -1,4 +1,4 @@
-"""Calls of `fused_linear` on tensors that look as they did last time: one check in C++ instead of a signature in Python.
+"""Calls of `fused_linear` on tensors that look as they did last time: one check in C++, no signature in Python.
 
 in: tensors without need of a gradient.  out: the result of the planned call.
 

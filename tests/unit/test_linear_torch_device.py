@@ -1,4 +1,4 @@
-"""devkernels.linear.torch as on a GPU, with products by a cuBLASLt on the CPU: planned calls, and what makes them new."""
+"""devkernels.linear.torch through a cuBLASLt on the CPU, as on a GPU: planned calls, and what makes them new."""
 
 import importlib.util
 
