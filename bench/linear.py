@@ -33,22 +33,36 @@ CASES = [
     for tokens, out, k in SHAPES
 ]
 _FORWARD = {
-    "cupy naive": "CuPy", "nvmath Matmul": "nvmath", "torch eager": "torch", "torch addmm_activation": "torch addmm",
-    "torch.compile": "torch.compile", "bindings alone": "bindings", "FusedMatmul out=": "FusedMatmul out=",
-    "FusedMatmul": "FusedMatmul", "fused_matmul out=": "fused_matmul out=", "torch function": "fused_linear",
-    "torch module": "torch FusedLinear",
+    "cupy naive": "CuPy", "nvmath Matmul": "nvmath", "nvmath autotuned": "nvmath autotuned", "torch eager": "torch",
+    "torch addmm_activation": "torch addmm", "torch.compile": "torch.compile", "bindings alone": "bindings",
+    "FusedMatmul out=": "FusedMatmul out=", "FusedMatmul": "FusedMatmul", "fused_matmul out=": "fused_matmul out=",
+    "torch function": "fused_linear", "torch module": "torch FusedLinear",
 }  # fmt: skip
 _BOTH = {"torch eager": "torch", "torch.compile": "torch.compile", "torch eager, graphed": "torch, graphed",
          "layer (CuPy)": "FusedLinear", "torch module": "torch FusedLinear",
          "torch module, graphed": "torch FusedLinear, graphed"}  # fmt: skip
+_BOTH_DEVICE = {name: _BOTH[name] for name in _BOTH if "graphed" not in name}
+_COSTS = {
+    "nvmath autotuned|plan_us": "nvmath plan, us", "nvmath autotuned|autotune_ms": "nvmath autotune, ms",
+    "nvmath autotuned|host_us": "nvmath execute, us", "torch.compile|plan_us": "torch.compile first call, us",
+    "FusedMatmul out=|plan_us": "plan, us", "FusedMatmul out=|autotune_ms": "autotune, ms",
+    "FusedMatmul out=|host_us": "execute, us of host", "FusedMatmul out=|graph_ms": "execute, ms of device",
+}  # fmt: skip
+_README = {name: _FORWARD[name] for name in ("cupy naive", "nvmath Matmul", "torch eager", "torch addmm_activation",
+                                             "torch.compile", "FusedMatmul out=", "torch module")}  # fmt: skip
 _ROWS = ("tokens", "out", "in", "activation")
 TABLES = {
     "graph": Table(_ROWS, "graph_ms", _FORWARD, {"work": "forward"}, "Forward, ms in a replayed CUDA graph."),
     "forward": Table(_ROWS, "ms", _FORWARD, {"work": "forward"}, "Forward, ms of one call, as called."),
     "host": Table(_ROWS, "host_us", _FORWARD, {"work": "forward"}, "Host cost of a forward call, microseconds."),
-    "backward": Table(_ROWS, "ms", _BOTH, {"work": "forward+backward"}, "Forward and backward, ms."),
-}
-_compiled: dict[object, object] = {}
+    "backward": Table(_ROWS, "ms", _BOTH, {"work": "forward+backward"}, "Forward and backward, ms as called."),
+    "backward_graph": Table(_ROWS, "graph_ms", _BOTH_DEVICE, {"work": "forward+backward"},
+                            "Forward and backward, ms in a replayed CUDA graph (device time)."),
+    "costs": Table(_ROWS, "host_us", _COSTS, {"work": "forward"},
+                   "What is paid once (plan, autotune), and at each call (execute); the kernel is the tuned one."),
+    "readme": Table(_ROWS, "graph_ms", _README, {"work": "forward"},
+                    "Linear layer with bias and activation, float16, ms in a replayed CUDA graph."),
+}  # fmt: skip
 
 
 def _torch_activation(activation):
@@ -64,12 +78,15 @@ def _plain(activation):
     return lambda x, w, b: act(torch.nn.functional.linear(x, w, b))
 
 
-def _compile(activation, key):
-    """One compiled function for each case, so that none is compiled for dynamic shapes."""
+def _compiled(case, *operands):
+    """One compiled function for each case (none for dynamic shapes), and what its first call cost."""
     import torch
 
     torch._dynamo.reset()
-    return torch.compile(_plain(activation), dynamic=False)
+    compiled = torch.compile(_plain(case["activation"]), dynamic=False)
+    start = time.perf_counter()
+    compiled(*operands)
+    return compiled, (time.perf_counter() - start) * 1e6
 
 
 class _Data:
@@ -81,6 +98,7 @@ class _Data:
         import torch
 
         m, n, k = case["tokens"], case["out"], case["in"]
+        self.activation = case["activation"]
         random = cp.random.default_rng(7)
         draw = lambda *shape: random.standard_normal(shape, dtype="float32").astype("float16")  # noqa: E731
         self.x, self.w, self.b = draw(m, k), draw(n, k) / cp.float16(k**0.5), draw(n)
@@ -89,24 +107,43 @@ class _Data:
         self.tx, self.tw, self.tb, self.tdy = (share(a) for a in (self.x, self.w, self.b, self.dy))
         self.rows = cp.asarray(np.unique(np.linspace(0, m - 1, rows).astype(int)))
         wide = self.w.astype("float64")
+        self.columns = cp.asarray(np.unique(np.linspace(0, n - 1, 16).astype(int)))
         z = self.x[self.rows].astype("float64") @ wide.T + self.b.astype("float64")
-        if case["activation"] == "relu":
-            self.y, slope = cp.maximum(z, 0), (z > 0).astype("float64")
-        else:
-            s = (2 / np.pi) ** 0.5
-            t = cp.tanh(s * (z + 0.044715 * z**3))
-            self.y = 0.5 * z * (1 + t)
-            slope = 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * s * (1 + 3 * 0.044715 * z * z)
+        self.y, slope = self._activated(z)
         if self.dy is not None:
             self.dx = (self.dy[self.rows].astype("float64") * slope) @ wide
+            whole = self.x.astype("float64")
+            z = whole @ wide[self.columns].T + self.b[self.columns].astype("float64")
+            dz = self.dy[:, self.columns].astype("float64") * self._activated(z)[1]
+            self.dw, self.db = dz.T @ whole, dz.sum(0)
         self.flops = 2.0 * m * n * k
         self.moved = 2 * (m * k + n * k + m * n + n)
 
-    def error(self, result, want):
+    def _activated(self, z):
+        """Activation of z and its slope."""
         import cupy as cp
 
-        got = cp.asarray(result)[self.rows] if result.shape[0] != len(self.rows) else cp.asarray(result)
-        return float(cp.linalg.norm(got.astype("float64") - want) / cp.linalg.norm(want))
+        if self.activation == "relu":
+            return cp.maximum(z, 0), (z > 0).astype("float64")
+        s = (2 / 3.141592653589793) ** 0.5
+        t = cp.tanh(s * (z + 0.044715 * z**3))
+        return 0.5 * z * (1 + t), 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * s * (1 + 3 * 0.044715 * z * z)
+
+    def error(self, result, want, chosen):
+        """Relative error of the chosen rows of a result."""
+        import cupy as cp
+
+        got = cp.asarray(result)[chosen].astype("float64")
+        return float(cp.linalg.norm(got - want) / cp.linalg.norm(want))
+
+    def forward_error(self, y):
+        return self.error(y, self.y, self.rows)
+
+    def backward_error(self, gradients):
+        """The largest of the errors of input, weight and bias gradients."""
+        dx, dw, db = gradients
+        return max(self.error(dx, self.dx, self.rows), self.error(dw, self.dw, self.columns),
+                   self.error(db, self.db, self.columns))  # fmt: skip
 
 
 def _forward(case, data, with_compile) -> list[Contender]:
@@ -129,7 +166,7 @@ def _forward(case, data, with_compile) -> list[Contender]:
         def go():
             keep["result"] = run()
 
-        contenders.append(Contender(name, go, lambda: data.error(keep["result"], data.y), 4e-3, extra=extra))
+        contenders.append(Contender(name, go, lambda: data.forward_error(keep["result"]), 4e-3, extra=extra))
 
     def naive():
         z = x @ w.T + b
@@ -144,12 +181,21 @@ def _forward(case, data, with_compile) -> list[Contender]:
     theirs.plan(epilog=advanced.MatmulEpilog[epilog], epilog_inputs={"bias": b})
     closing.append(theirs.free)
     add("nvmath Matmul", lambda: theirs.execute().T)
+    tuned = advanced.Matmul(w, x.T)
+    start = time.perf_counter()
+    tuned.plan(epilog=advanced.MatmulEpilog[epilog], epilog_inputs={"bias": b})
+    costs = {"plan_us": (time.perf_counter() - start) * 1e6}
+    start = time.perf_counter()
+    tuned.autotune(iterations=2 if data.flops > 1e12 else 5)
+    costs["autotune_ms"] = (time.perf_counter() - start) * 1e3
+    closing.append(tuned.free)
+    add("nvmath autotuned", lambda: tuned.execute().T, **costs)
 
     start = time.perf_counter()
     ours = FusedMatmul(x, w.T, epilog=epilog, bias=b).plan()
     plan_us = (time.perf_counter() - start) * 1e6
     start = time.perf_counter()
-    told = ours.autotune(candidates=16, rounds=3 if data.flops > 1e12 else 7)
+    told = ours.autotune(rounds=1 if data.flops > 1e12 else 5)
     costs = {"plan_us": plan_us, "autotune_ms": (time.perf_counter() - start) * 1e3, "tuned_index": told["best"]}
     closing.append(ours.free)
     out = cp.empty((case["tokens"], case["out"]), "float16")
@@ -164,8 +210,8 @@ def _forward(case, data, with_compile) -> list[Contender]:
     add("torch eager", lambda: act(linear(tx, tw, tb)))
     add("torch addmm_activation", lambda: torch._addmm_activation(tb, tx, tw.t(), use_gelu=not relu))
     if with_compile:
-        compiled = _compile(case["activation"], tuple(case.values()))
-        add("torch.compile", lambda: compiled(tx, tw, tb))
+        compiled, cost = _compiled(case, tx, tw, tb)
+        add("torch.compile", lambda: compiled(tx, tw, tb), plan_us=cost)
     module = FusedLinear(case["in"], case["out"], activation=case["activation"], device="meta")
     module.weight, module.bias = torch.nn.Parameter(tw, False), torch.nn.Parameter(tb, False)
     add("torch function", lambda: fused_linear(tx, tw, tb, case["activation"]))
@@ -211,31 +257,34 @@ def _both(case, data, with_compile) -> list[Contender]:
         keep = {}
 
         def go():
-            keep["dx"] = run()
+            keep["gradients"] = run()
 
-        contenders.append(Contender(name, go, lambda: data.error(keep["dx"], data.dx), 1e-2, graph=False, extra=extra))
+        graph = "graphed" not in name
+        contenders.append(
+            Contender(name, go, lambda: data.backward_error(keep["gradients"]), 1e-2, graph=graph, extra=extra)
+        )
 
     tx = data.tx.detach().requires_grad_()
     tw, tb = data.tw.detach().requires_grad_(), data.tb.detach().requires_grad_()
     plain = _plain(case["activation"])
-    add("torch eager", lambda: torch.autograd.grad(plain(tx, tw, tb), (tx, tw, tb), data.tdy)[0])
+    add("torch eager", lambda: torch.autograd.grad(plain(tx, tw, tb), (tx, tw, tb), data.tdy))
     if with_compile:
-        compiled = _compile(case["activation"], tuple(case.values()))
-        add("torch.compile", lambda: torch.autograd.grad(compiled(tx, tw, tb), (tx, tw, tb), data.tdy)[0])
+        compiled, cost = _compiled(case, tx, tw, tb)
+        add("torch.compile", lambda: torch.autograd.grad(compiled(tx, tw, tb), (tx, tw, tb), data.tdy), plan_us=cost)
     module = ours_torch.FusedLinear(case["in"], case["out"], activation=case["activation"], device="meta")
     module.weight, module.bias = torch.nn.Parameter(tw.detach()), torch.nn.Parameter(tb.detach())
     start = time.perf_counter()
-    told = module.autotune(tx, candidates=8)
+    told = module.autotune(tx)
     costs = {"autotune_ms": (time.perf_counter() - start) * 1e3, "tuned_index": [t["best"] for t in told]}
     layer = FusedLinear(case["in"], 1, activation=case["activation"], dtype="float16", package_name="cupy")
     layer.out_features, layer.weight, layer.bias = case["out"], data.w, data.b
 
     def ours():
         layer.forward(data.x)
-        return layer.backward(data.dy).input
+        return layer.backward(data.dy)
 
     leaves = (tx, module.weight, module.bias)
-    add("torch module", lambda: torch.autograd.grad(module(tx), leaves, data.tdy)[0], **costs)
+    add("torch module", lambda: torch.autograd.grad(module(tx), leaves, data.tdy), **costs)
     if case["tokens"] <= 2048:  # graphs of forward and backward, for the one and the other
         sequence = torch.nn.Sequential(
             torch.nn.Linear(case["in"], case["out"], device="meta"), _Act(case["activation"])
@@ -257,7 +306,7 @@ def _graphed(module, x, leaves, dy):
         if not made:
             twin = copy.copy(module)  # its forward is replaced
             made.append(torch.cuda.make_graphed_callables(twin, (x.detach().requires_grad_(),)))
-        return torch.autograd.grad(made[0](x), leaves, dy)[0]
+        return torch.autograd.grad(made[0](x), leaves, dy)
 
     return run
 

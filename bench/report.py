@@ -37,6 +37,8 @@ METRICS: dict[str, tuple[Callable[[dict], float | None], str]] = {
     "error": (lambda row: row.get("error"), "{:.1e}"),
     "tflops": (lambda row: row.get("tflops"), "{:.1f}"),
     "gb_per_s": (lambda row: row.get("gb_per_s"), "{:.0f}"),
+    "plan_us": (lambda row: row.get("plan_us"), "{:.0f}"),
+    "autotune_ms": (lambda row: row.get("autotune_ms"), "{:.0f}"),
 }
 """Name -> how to read it from a row, and how to print it."""
 
@@ -47,6 +49,7 @@ class Table:
 
     `rows` names the case's keys that label a line, `columns` maps contenders to headings (None: all, by their own
     names), `metric` is one of `METRICS`, `where` keeps only cases with these values, `note` stands above the table.
+    A contender may carry a metric of its own: "name|metric".
     """
 
     rows: tuple[str, ...]
@@ -99,12 +102,15 @@ def markdown(rows: list[dict], table: Table) -> str:
     if not rows:
         return "(not measured yet)\n"
     columns = _columns(rows, table)
-    read, form = METRICS[table.metric]
     cells: dict[tuple, dict[str, str]] = {}
     for row in rows:
         line = cells.setdefault(_label(row["case"], table), {})
-        value = read(row)
-        line[row["contender"]] = "failed" if "failed" in row else "-" if value is None else form.format(value)
+        for column in columns:
+            contender, _, metric = column.partition("|")
+            if contender == row["contender"]:
+                read, form = METRICS[metric or table.metric]
+                value = read(row)
+                line[column] = "failed" if "failed" in row else "-" if value is None else form.format(value)
     text = [table.note + "\n"] if table.note else []
     text.append("| " + " | ".join([*table.rows, *columns.values()]) + " |")
     text.append("|" + "---|" * (len(table.rows) + len(columns)))
