@@ -203,6 +203,24 @@ def on_stream(like: Any, stream: Any) -> Iterator[None]:
             yield
 
 
+def constant(like: Any, values: np.ndarray) -> Any:
+    """An array of `like`'s library and device with the content of a host array, ready for any stream."""
+    kind = library(like, "x")
+    if kind == "torch":
+        torch = sys.modules["torch"]
+        array = torch.from_numpy(values).to(like.device)
+        if array.is_cuda:
+            torch.cuda.current_stream(array.device).synchronize()
+        return array
+    if kind == "cupy":
+        cupy = sys.modules["cupy"]
+        with like.device:
+            array = cupy.asarray(values)
+            cupy.cuda.get_current_stream().synchronize()
+        return array
+    return values
+
+
 def cast(array: Any, dtype: str) -> Any:
     """The array in another dtype, C-contiguous; itself if it is so already."""
     if library(array, "array") == "torch":

@@ -10,17 +10,16 @@ array plate and group make page ``q * groups + g``, of `height` rows of `width` 
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
-from numba import cuda
 
 from devkernels.engine import emit
 from devkernels.engine.block_fft import BlockFFT
 from devkernels.kernels.convolve_rows import _finish
+from devkernels.kernels.lazy_kernel import lazy_kernel
+from devkernels.lazy import cuda
 
 
-@functools.lru_cache(maxsize=256)
+@lazy_kernel
 def rows_forward_kernel(fft: BlockFFT, dtype: str):
     """Kernel ``f(x, work, images, groups, image_rows, image_columns, page_rows)``: grid (chunks of rows, pages)."""
     real = not dtype.startswith("complex")
@@ -52,7 +51,7 @@ def rows_forward_kernel(fft: BlockFFT, dtype: str):
     return _finish(fft, transform_rows)
 
 
-@functools.lru_cache(maxsize=256)
+@lazy_kernel
 def columns_kernel(fft: BlockFFT, width: int):
     """Kernel ``f(work, spectra, groups, image_rows, page_rows, start, window)``: grid (chunks of columns, pages).
 
@@ -87,7 +86,7 @@ def columns_kernel(fft: BlockFFT, width: int):
     return _finish(fft, filter_columns)
 
 
-@functools.lru_cache(maxsize=256)
+@lazy_kernel
 def rows_inverse_kernel(fft: BlockFFT, dtype: str):
     """Kernel ``f(work, out, images, groups, out_rows, out_columns, page_rows, start)``; grid as in the forward one."""
     real = not dtype.startswith("complex")

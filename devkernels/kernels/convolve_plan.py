@@ -6,9 +6,10 @@ in: lengths, mode, dtype. out: a frozen `RowPlan`.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
-from devkernels.engine import choose
+from devkernels.engine import choose, index
 from devkernels.errors import SpecError, UnsupportedSizeError
 
 _LONGEST = 2**31 - 2**20  # positions in a row are 32-bit numbers on the device
@@ -24,7 +25,8 @@ class RowPlan:
     Attributes
     ----------
     method : str
-        "circular" (the transform is the row), "linear" (right-angle weights, real rows), or "overlap" (overlap-save).
+        "circular" (the transform is the row), "linear" (right-angle weights, real rows), "overlap" (overlap-save), all
+        in one kernel; or "four-step" (three kernels, for filters that no block transform holds).
     size : int
         Points of the transform.
     taps : int
@@ -42,6 +44,10 @@ class RowPlan:
     precision: str
     wraps: bool = False
     part_limit: int = 1 << 62  # most samples of the filter that one pass takes
+    columns: int = 0  # four-step: points of the transforms along columns
+    lead: int = 0  # four-step: first sample of a segment's transform that is written
+    begin: int = 0  # four-step: sample of the row where the first segment starts
+    step: int = 0  # four-step: samples that a segment gives
 
     @property
     def whole(self) -> bool:
@@ -68,7 +74,12 @@ class RowPlan:
     @property
     def hop(self) -> int:
         """Samples that a segment of overlap-save gives."""
-        return self.size - self.part + 1
+        return self.step or self.size - self.part + 1
+
+    @property
+    def segments(self) -> int:
+        """Four-step transforms that a row takes."""
+        return -(-self.window // self.hop)
 
 
 def window(mode: str, length: int, taps: int) -> tuple[int, int]:
@@ -118,6 +129,8 @@ def _has_plan(size: int, precision: str) -> bool:
 def _segment_size(taps: int, needed: int, precision: str) -> int | None:
     """Transform length of overlap-save: least work per sample, no longer than the row needs."""
     top = choose.largest(word_bytes(precision))
+    if 5 * taps > 3 * top:  # segments would overlap so much that a four-step transform moves fewer bytes
+        return None
     enough = _size_at_least(needed + taps - 1, precision)
     best = None
     size = 64
@@ -147,8 +160,8 @@ def plan_rows(mode: str, length: int, taps: int, dtype: str, method: str | None 
         Samples of a row and of its filter.
     dtype : str
         Of the rows.
-    method : {"overlap"}, optional
-        Overlap-save also where one transform holds the row.
+    method : {"overlap", "four-step"}, optional
+        Overlap-save also where one transform holds the row; or the way of long filters.
     """
     start, samples = window(mode, length, taps)
     if mode == "circular" and taps > length:
@@ -166,20 +179,81 @@ def plan_window(
     precision = COMPUTE[dtype]
     real = not dtype.startswith("complex")
     common = dict(length=length, taps=taps, start=start, window=samples, precision=precision)
-    if circular:
-        if method is None and length >= 2 and _has_plan(length, precision):
-            return RowPlan("circular", length, **common)
-        size = _segment_size(taps, samples, precision)
-        if size is not None:
-            return RowPlan("overlap", size, **common, wraps=True)
-    else:
-        longest = max(length, taps)
-        size = _size_at_least(longest, precision)
-        overlap = _segment_size(taps, samples, precision)
-        if real and size is not None and (overlap is None or (method is None and 4 * taps > length)):
-            return RowPlan("linear", size, **common)
-        if overlap is not None:
-            return RowPlan("overlap", overlap, **common)
-    # The filter is too long for one transform: overlap-save with a part of it at a time.
+    if method != "four-step":
+        if circular:
+            if method is None and length >= 2 and _has_plan(length, precision):
+                return RowPlan("circular", length, **common)
+            size = _segment_size(taps, samples, precision)
+            if size is not None:
+                return RowPlan("overlap", size, **common, wraps=True)
+        else:
+            longest = max(length, taps)
+            size = _size_at_least(longest, precision)
+            overlap = _segment_size(taps, samples, precision)
+            if real and size is not None and (overlap is None or (method is None and 4 * taps > length)):
+                return RowPlan("linear", size, **common)
+            if overlap is not None:
+                return RowPlan("overlap", overlap, **common)
+    found = four_step(common, dtype, circular)
+    if found is not None:
+        return found
+    # The filter is too long for that, too: overlap-save with a part of it at a time.
     top = choose.largest(word_bytes(precision))
     return RowPlan("overlap", top, **common, wraps=circular, part_limit=top // 2)
+
+
+LONGEST_FOUR_STEP = 1 << 24  # points
+
+
+@functools.lru_cache(maxsize=1024)
+def factors(points: int, precision: str) -> tuple[int, int] | None:
+    """(columns' points, rows' points) of a four-step transform; rows, which move better, are the longer ones."""
+    words = word_bytes(precision)
+    ranked = []
+    for columns in range(2, 2049):
+        rows, rest = divmod(points, columns)
+        if rest or rows < 2 or rows > choose.largest(words) or not (index.is_length(columns) and index.is_length(rows)):
+            continue
+        # Columns of 64 to 1024 points leave room for eight of them in a block, a whole sector of each row of memory.
+        shape = abs(math.log2(rows / columns / 3)) + (4 if columns > 1024 else 0) + (2 if columns < 64 else 0)
+        unknown = sum((size, words) not in choose.TUNED for size in (columns, rows))
+        ranked.append((shape + unknown, columns, rows))
+    for _, columns, rows in sorted(ranked):
+        if _has_plan(columns, precision) and _has_plan(rows, precision):
+            return columns, rows
+    return None
+
+
+def _four_step_sizes(precision: str) -> list[int]:
+    """Points of four-step transforms that are used where any length will do: powers of two, and three times one."""
+    return [size for size in sorted({base << k for base in (1, 3) for k in range(12, 25)}) if size <= LONGEST_FOUR_STEP]
+
+
+def four_step(common: dict, dtype: str, circular: bool) -> RowPlan | None:
+    """Plan of a convolution by four-step transforms; None if the filter is too long for any."""
+    length, taps, start, samples = (common[name] for name in ("length", "taps", "start", "window"))
+    precision = common["precision"]
+    per_point = 2 if not dtype.startswith("complex") else 1  # samples that a point holds
+    if circular and per_point == 1 and length <= LONGEST_FOUR_STEP:
+        found = factors(length, precision)
+        if found is not None:
+            return RowPlan("four-step", length, **common, columns=found[0], step=length)
+    best = None
+    for points in _four_step_sizes(precision):
+        room = points * per_point
+        if room < taps:
+            continue
+        # Sample n + room of the full convolution lies on (minus) sample n: it must not reach those that are written.
+        if not circular and room >= max(length, start + samples, length + taps - 1 - start):
+            choices = [(start, 0, samples)]
+        else:
+            choices = [(taps - 1, start - (taps - 1), min(samples, room - taps + 1))]
+        for lead, begin, step in choices:
+            cost = -(-samples // step) * points * (20 + math.log2(points))
+            if best is None or cost < best[0]:
+                best = cost, points, lead, begin, step
+    if best is None:
+        return None
+    _, points, lead, begin, step = best
+    columns, _ = factors(points, precision)
+    return RowPlan("four-step", points, **common, wraps=circular, columns=columns, lead=lead, begin=begin, step=step)

@@ -75,8 +75,8 @@ def key_of(x: Any, h: Any, spectra: Any, out: Any) -> tuple | None:
         if array is None:
             marks.append(None)
             continue
-        mark = arrays.fingerprint(array)
-        if mark is None or not mark.contiguous:
+        known = arrays.known(array)
+        if known is None or not known.mark.contiguous:
             return None
-        marks.append(mark)
+        marks.append(known.mark)
     return (*marks, None if spectra is None else spectra.batch)

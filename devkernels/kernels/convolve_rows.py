@@ -10,17 +10,17 @@ groups = 1; one per channel of (batch, channels, length) is inner = 1, groups = 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numba import cuda
 
 from devkernels.device.inline import device_function
 from devkernels.engine import emit
 from devkernels.engine.block_fft import BlockFFT
+from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.launch.jit import kernel
+from devkernels.lazy import cuda
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _finish(fft: BlockFFT, function: Callable):
     return kernel(function, launch_bounds=threads, max_registers=fft.max_registers)
 
 
-@functools.lru_cache(maxsize=256)
+@lazy_kernel
 def filter_kernel(fft: BlockFFT, dtype: str):
     """Kernel ``f(h, spectra, count, length, pitch, skip)``: the spectra of filters, in the engine's order, over size.
 
@@ -131,7 +131,7 @@ def filter_kernel(fft: BlockFFT, dtype: str):
     return _finish(fft, transform_filters)
 
 
-@functools.lru_cache(maxsize=256)
+@lazy_kernel
 def circular_kernel(fft: BlockFFT, rows: Rows):
     """Kernel of circular convolution of complex rows whose length is the transform's."""
     load, store = _moves(fft, rows, "both", masked=False)
@@ -160,7 +160,7 @@ def circular_kernel(fft: BlockFFT, rows: Rows):
     return _finish(fft, convolve_circular)
 
 
-@functools.lru_cache(maxsize=256)
+@lazy_kernel
 def circular_pair_kernel(fft: BlockFFT, rows: Rows):
     """Kernel of circular convolution of real rows, two of them as one complex row."""
     load_first, store_first = _moves(fft, rows, "real", masked=False)
@@ -191,7 +191,7 @@ def circular_pair_kernel(fft: BlockFFT, rows: Rows):
     return _finish(fft, convolve_circular_pairs)
 
 
-@functools.lru_cache(maxsize=256)
+@lazy_kernel
 def linear_kernel(fft: BlockFFT, rows: Rows, whole: bool, tail: bool):
     """Kernel of linear convolution of real rows not longer than the transform, by right-angle weights.
 
@@ -238,7 +238,7 @@ def linear_kernel(fft: BlockFFT, rows: Rows, whole: bool, tail: bool):
     return _finish(fft, convolve_linear)
 
 
-@functools.lru_cache(maxsize=256)
+@lazy_kernel
 def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool, adds: bool = False):
     """Kernel of overlap-save: segments of rows of any length, with a filter shorter than the transform.
 

@@ -18,6 +18,7 @@ from devkernels.engine.block_fft import BlockFFT, block_fft
 from devkernels.errors import ArgumentError, ArgumentTypeError
 from devkernels.kernels import arrays, convolve_rows
 from devkernels.kernels.convolve_batch import Broadcast, broadcast, expand
+from devkernels.kernels.convolve_long import FourStep
 from devkernels.kernels.convolve_plan import RowPlan
 from devkernels.kernels.convolve_recipe import Recipe, Recipes, key_of
 
@@ -35,8 +36,13 @@ class FFTConvolve:
         self.prologue, self.epilogue = prologue, epilogue
         self._passes: dict[Broadcast, list] = {}
         self._recipes = Recipes()
+        self._long: FourStep | None = None
+        if plan.method == "four-step":
+            self._long = FourStep(plan, dtype, prologue, epilogue)
+            self.fft: BlockFFT = self._long.rows
+            return
         linear = plan.method == "linear"
-        self.fft: BlockFFT = block_fft(
+        self.fft = block_fft(
             plan.size, plan.precision, frequency_offset=-0.25 if linear else 0.0, real_input=linear, tune=tune
         )
 
@@ -46,6 +52,8 @@ class FFTConvolve:
     def describe(self) -> str:
         """Say in words how the convolution is done."""
         plan = self.plan
+        if self._long is not None:
+            return self._long.describe()
         how = {"circular": "the transform is the row", "linear": "right-angle weights, no zero padding",
                "overlap": f"overlap-save, {plan.hop} samples a segment"}[plan.method]  # fmt: skip
         return f"{how}; {self.fft.plan.describe()}"
@@ -69,6 +77,8 @@ class FFTConvolve:
             )
         flat = arrays.cast(h, self.dtype).reshape(-1)
         count = math.prod(seen.shape[:-1])
+        if self._long is not None:
+            return Spectra(seen.shape[:-1], self._long.prepare(flat, count))
         found = []
         for launch, numbers in self._filter_passes(count):
             spectra = arrays.empty(h, (count * self.fft.size,), self.fft.dtype.name)
@@ -98,6 +108,8 @@ class FFTConvolve:
         notes = {**dataclasses.asdict(plan), "mode": self.mode, "dtype": self.dtype, "block": list(fft.block_dim),
                  "rows_per_block": fft.ffts_per_block, "shared": fft.shared_memory_size}  # fmt: skip
         name = f"fftconvolve_{self.mode}_{plan.length}_{plan.taps}_{self.dtype}"
+        if self._long is not None:
+            return self._long.image_sources(name, notes)
         filters = convolve_rows.filter_kernel(fft, self.dtype)
         found = {f"{name}_filter": (filters, f"void({self.dtype}[::1], {number}[::1]{integers * 4})", notes)}
         for layout in ("one", "channels"):
@@ -157,7 +169,7 @@ class FFTConvolve:
         data = self.prepare(h).data if spectra is None else spectra.data
         rows = arrays.cast(x, self.dtype).reshape(-1)
         self._launch(rows, data, result.reshape(-1), rule)
-        if key is not None and not (expand_x or expand_h):
+        if key is not None and self._long is None and not (expand_x or expand_h):
             self._remember(key, seen, shape, math.prod(h_batch) if h is not None else None, rule)
         return result
 
@@ -200,6 +212,9 @@ class FFTConvolve:
         ]
 
     def _launch(self, x: Any, spectra: tuple, out: Any, rule: Broadcast) -> None:
+        if self._long is not None:
+            self._long.launch(x, spectra, out, rule)
+            return
         launches = self._launches(rule)
 
         def launch(x, out, **spectra):
@@ -221,7 +236,7 @@ class FFTConvolve:
         rows = (rule.rows, rule.inner, rule.groups, rule.x_inner, rule.x_rows)
         passes = []
         for skip in range(0, plan.taps, plan.part):
-            run = convolve_rows.overlap_kernel(fft, kind, plan.wraps, adds=skip > 0)
+            run = convolve_rows.overlap_kernel(fft, kind, plan.wraps, skip > 0)
             passes.append((run, grid, (*rows, plan.length, plan.part, plan.start - skip, plan.window)))
         return passes
 

@@ -14,14 +14,12 @@ import numpy as np
 
 from devkernels.engine import choose
 from devkernels.engine.block_fft import BlockFFT, block_fft
-from devkernels.engine.plan import BlockPlan
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedSizeError
 from devkernels.kernels import arrays, convolve_images, convolve_plan
+from devkernels.kernels.convolve_long import columns_fft
 from devkernels.kernels.convolve_plan import COMPUTE, MODES
-from devkernels.target import Target
 
 _MOST_GRID_Y = 65535
-_MANY_COLUMNS = 8  # columns of a block: 64 bytes of a row, two sectors
 
 
 def axis_plan(mode: str, length: int, taps: int, precision: str) -> tuple[int, int, int]:
@@ -47,19 +45,6 @@ def axis_plan(mode: str, length: int, taps: int, precision: str) -> tuple[int, i
     raise UnsupportedSizeError(f"An axis of {length} with {taps} taps needs {needed} points; the most is {top}.")
 
 
-def _columns_of_a_block(plan: BlockPlan) -> int:
-    """Columns that fit a block's shared memory, threads and registers: data, and about 40 for all else."""
-    registers = plan.elements * plan.word_bytes // 4 + 40
-    count = _MANY_COLUMNS
-    while count > 1 and (
-        count * (plan.size + 2 * plan.threads) * plan.word_bytes > choose.MAX_SHARED
-        or count * plan.threads * registers > Target.max_registers_per_block
-        or count * plan.threads > Target.max_threads_per_block
-    ):
-        count //= 2
-    return count
-
-
 class FFTConvolve2D:
     """A planned two-dimensional convolution; made by `make_fftconvolve2d`."""
 
@@ -70,11 +55,7 @@ class FFTConvolve2D:
         (self.height, self.start_y, out_y), (self.width, self.start_x, out_x) = plans
         self.out_shape = (out_y, out_x)
         self.rows: BlockFFT = block_fft(self.width, precision)
-        base = block_fft(self.height, precision).plan
-        self.columns: BlockFFT = block_fft(
-            self.height, precision, radices=base.radices, elements_per_thread=base.elements,
-            ffts_per_block=_columns_of_a_block(base), columns=True,
-        )  # fmt: skip
+        self.columns: BlockFFT = columns_fft(self.height, precision)
         self._kernels = (
             convolve_images.rows_forward_kernel(self.rows, dtype),
             convolve_images.columns_kernel(self.columns, self.width),
@@ -159,6 +140,20 @@ class FFTConvolve2D:
         expected = np.cumprod((mine.itemsize, *shape[:0:-1]))[::-1]
         if any(n > 1 and s != e for n, s, e in zip(shape, mine.strides, expected, strict=True)):
             raise ArgumentError("out is not contiguous; pass an array in C order.", spec=self)
+
+    def image_sources(self) -> dict[str, tuple]:
+        """Kernels for ``devkernels build``: rows, columns with the filter, rows."""
+        number, real = self.columns.dtype.name, self.dtype
+        name = f"fftconvolve2d_{self.mode}_{'x'.join(map(str, self.shape + self.taps))}_{self.dtype}"
+        notes = {"shape": list(self.shape), "taps": list(self.taps), "mode": self.mode, "dtype": self.dtype,
+                 "transform": [self.height, self.width]}  # fmt: skip
+        kinds = (("rows", (real, number), 5), ("columns", (number, number), 5), ("rows_back", (number, real), 6))
+        return {
+            f"{name}_{kind}": (
+                kernel, f"void({', '.join([f'{t}[::1]' for t in types] + ['int64'] * integers)})", notes
+            )
+            for kernel, (kind, types, integers) in zip(self._kernels, kinds, strict=True)
+        }  # fmt: skip
 
     def _launch(self, x, data, work, out, images, groups, pages, page_rows, stream) -> None:
         first, middle, last = self._kernels

@@ -37,6 +37,9 @@ def test_transforms_hold_what_they_must(mode, dtype):
                 continue
             plan = plan_rows(mode, length, taps, dtype)
             assert plan.window > 0
+            if plan.method == "four-step":
+                check_four_step(plan, dtype, mode == "circular")
+                continue
             assert plan.size <= convolve_plan.choose.largest(convolve_plan.word_bytes(plan.precision))
             if plan.method == "circular":
                 assert plan.size == length
@@ -50,8 +53,31 @@ def test_transforms_hold_what_they_must(mode, dtype):
                 assert plan.parts * plan.part >= taps
 
 
-def test_long_filters_take_several_passes_and_short_ones_do_not():
-    assert plan_rows("full", 300000, 300000, "float32").parts == 37
+def check_four_step(plan, dtype, circular):
+    """Every sample is written once, from where no other sample has wrapped to."""
+    room = plan.size * (1 if dtype.startswith("complex") else 2)
+    assert plan.parts == 1
+    assert plan.taps <= room
+    assert plan.size % plan.columns == 0
+    assert plan.columns <= 2048
+    assert (plan.segments - 1) * plan.hop < plan.window <= plan.segments * plan.hop
+    assert plan.lead + plan.hop <= room
+    if circular and plan.begin == 0 and plan.lead == 0 and plan.length == room:
+        return
+    # A transform's samples `lead ...` are those of the linear convolution of the samples `begin ... begin + room`.
+    assert plan.lead + plan.begin == plan.start
+    if plan.lead < plan.taps - 1:  # samples before the segment would be missing, were there any
+        assert plan.begin == 0
+        assert plan.segments == 1
+        assert plan.length <= room
+        assert plan.length + plan.taps - 1 - room <= plan.lead  # what wraps around ends before
+
+
+def test_long_filters_take_few_transforms_and_short_ones_one_kernel():
+    plan = plan_rows("full", 300000, 300000, "float32")
+    assert (plan.method, plan.parts, plan.segments) == ("four-step", 1, 1)
+    assert plan_rows("full", 1 << 26, 1 << 26, "float32").parts > 1  # beyond the longest four-step transform
+    assert plan_rows("same", 1 << 22, 20000, "float32").method == "four-step"
     assert plan_rows("same", 1 << 20, 511, "float32").parts == 1
     assert plan_rows("causal", 16384, 16384, "float32").method == "linear"
 

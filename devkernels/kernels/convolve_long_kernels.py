@@ -1,0 +1,242 @@
+"""Kernels of convolution with filters that no block transform holds: a transform of n1 n2 points in two steps.
+
+in: two `BlockFFT`, along columns (n1 points) and along rows (n2). out: `devkernels.kernel` objects over flat arrays.
+
+Sample n = i n2 + c of a row is element (i, c) of an n1 x n2 page. Columns are transformed first, several neighbouring
+ones in a block so that memory is read in whole sectors; then, in one kernel, each row of the page is turned,
+transformed, multiplied with the filter, transformed back and turned back; then the columns go back. The turns are the
+twiddle factors between the two steps, ``exp(-2 pi i c (k + offset) / n1 n2)`` for frequency k of the column, split into
+a factor that a row's threads share and one that a thread's elements share. (Bailey, FFTs in external or hierarchical
+memory, 1989.) Page rows stay in the order in which the column transform leaves them.
+
+Real rows travel as complex ones of half their length, without a split afterwards: with frequencies k - 1/4,
+``z[n] = x[n] + i x[n + N]`` is transformed modulo z**N = i, so that products are convolutions of 2 N real samples
+modulo z**(2 N) = -1. A *plate* is one such transform: a row, or one of its `segments` (overlap-save).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from devkernels.device.inline import device_function
+from devkernels.engine import emit
+from devkernels.engine.block_fft import BlockFFT
+from devkernels.kernels.convolve_rows import _finish
+from devkernels.kernels.lazy_kernel import lazy_kernel
+from devkernels.lazy import cuda
+
+
+def _halves(dtype: str, halves: bool) -> tuple[str, ...]:
+    """Parts of a complex number that take samples: all, the real one, or the first and second half of the samples."""
+    if dtype.startswith("complex"):
+        return ("both",)
+    return ("real", "imag") if halves else ("real",)
+
+
+def _each_sample(fft: BlockFFT, function: Callable | None, pitch: int, part: str, wraps: bool) -> Callable:
+    """Device function ``f(data, row, position, length)``: samples of a row through the user's function."""
+    if function is None:
+
+        def nothing(data, row, position, length):
+            return None
+
+        return device_function(nothing)
+    function, elements, step, scalar = device_function(function), fft.elements_per_thread, fft.stride * pitch, fft.dtype
+    scalar = scalar.type
+    number = np.float32 if fft.dtype == np.complex64 else np.float64
+
+    def apply(data, row, position, length):
+        for e in range(elements):
+            place = position + e * step
+            if wraps and place < 0:
+                place += length
+            if place >= 0 and place < length:
+                if part == "both":
+                    data[e] = scalar(function(data[e], row, place))
+                elif part == "real":
+                    data[e] = complex(number(function(data[e].real, row, place)), data[e].imag)
+                else:
+                    data[e] = complex(data[e].real, number(function(data[e].imag, row, place)))
+
+    return device_function(apply)
+
+
+def _reader(fft: BlockFFT, pitch: int, dtype: str, part: str, wraps: bool, prologue: Callable | None) -> Callable:
+    """Device function ``f(data, x, row, base, position, length)``: one part of a thread's share of a segment."""
+    offsets = tuple(offset * pitch for offset in fft.offsets)
+    load = emit.gather(emit.Move(offsets, fft.dtype.name, dtype, part, masked=True))
+    again = emit.gather(emit.Move(offsets, fft.dtype.name, dtype, part, masked=True, keep=True))
+    before = _each_sample(fft, prologue, pitch, part, wraps)
+
+    def read(data, x, row, base, position, length):
+        load(data, x, base + position, position, length)
+        if wraps:
+            again(data, x, base + position + length, position + length, length)
+        before(data, row, position, length)
+
+    return device_function(read)
+
+
+@lazy_kernel
+def columns_forward_kernel(
+    fft: BlockFFT, pitch: int, dtype: str, halves: bool, wraps: bool, prologue: Callable | None = None
+):
+    """Kernel ``f(x, work, plate, segments, x_inner, x_rows, length, begin, hop)``: grid (chunks of columns, plates).
+
+    Segment s of a row starts at its sample ``begin + s hop``; samples outside of the row are zero, or with `wraps`
+    those before it are the last ones.
+    """
+    parts = _halves(dtype, halves)
+    first = _reader(fft, pitch, dtype, parts[0], wraps, prologue)
+    second = _reader(fft, pitch, dtype, parts[-1], wraps, prologue)
+    two = len(parts) == 2
+    store = emit.scatter(emit.Move(tuple(offset * pitch for offset in fft.offsets), fft.dtype.name))
+    forward, points = fft.forward, fft.size * pitch
+    elements, number, per_block = fft.elements_per_thread, fft.dtype, fft.ffts_per_block
+
+    def transform_columns(x, work, plate, segments, x_inner, x_rows, length, begin, hop):
+        data = cuda.local.array(elements, number)
+        shared = cuda.shared.array(0, number)
+        column = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.x)
+        live = column < pitch
+        place = np.int64(cuda.threadIdx.y) * pitch + min(column, pitch - 1)
+        page = np.int64(cuda.blockIdx.y)
+        segment = (plate + page) % segments
+        row = (plate + page) // segments
+        base = (row // x_inner % x_rows) * length
+        position = begin + segment * hop + place
+        first(data, x, row, base, position, length)
+        if two:
+            second(data, x, row, base, position + points, length)
+        forward(data, shared)
+        if live:
+            store(data, work, page * points + place)
+
+    return _finish(fft, transform_columns)
+
+
+def _turn(fft: BlockFFT) -> Callable:
+    """Device function ``f(factors, row_turns, thread_turns, row, thread)``: the turns of a thread's elements."""
+    elements, stride = fft.elements_per_thread, fft.stride
+    shared_by_row = emit.gather(emit.Move(tuple(range(elements)), fft.dtype.name))
+    own = emit.gather(emit.Move((0,), fft.dtype.name))
+    number = fft.dtype
+
+    def turns(factors, row_turns, thread_turns, row, thread):
+        mine = cuda.local.array(1, number)
+        shared_by_row(factors, row_turns, row * elements)
+        own(mine, thread_turns, row * stride + thread)
+        for e in range(elements):
+            factors[e] = factors[e] * mine[0]
+
+    return device_function(turns)
+
+
+@lazy_kernel
+def rows_filter_kernel(fft: BlockFFT, height: int):
+    """Kernel ``f(work, spectra, row_turns, thread_turns, plate, segments, inner, groups)``: grid (chunks, plates).
+
+    In place. Row r of the output uses filter ``r // inner % groups``.
+    """
+    load, store, forward, filter_inverse = fft.load, fft.store, fft.forward, fft.filter_inverse
+    turns = _turn(fft)
+    elements, number, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+
+    def filter_rows(work, spectra, row_turns, thread_turns, plate, segments, inner, groups):
+        data = cuda.local.array(elements, number)
+        factors = cuda.local.array(elements, number)
+        shared = cuda.shared.array(0, number)
+        thread = np.int64(cuda.threadIdx.x)
+        line = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+        live = line < height
+        line = min(line, height - 1)
+        page = np.int64(cuda.blockIdx.y)
+        group = (plate + page) // segments // inner % groups
+        base = (page * height + line) * size + thread
+        load(data, work, base)
+        turns(factors, row_turns, thread_turns, line, thread)
+        for e in range(elements):
+            data[e] = data[e] * factors[e]
+        forward(data, shared)
+        load(factors, spectra, (group * height + line) * size + thread)
+        filter_inverse(data, factors, shared)
+        turns(factors, row_turns, thread_turns, line, thread)
+        for e in range(elements):
+            data[e] = data[e] * factors[e].conjugate()
+        if live:
+            store(data, work, base)
+
+    return _finish(fft, filter_rows)
+
+
+@lazy_kernel
+def rows_spectrum_kernel(fft: BlockFFT, height: int):
+    """Kernel ``f(spectra, row_turns, thread_turns)``: the second step for filters, in place, over the points."""
+    load, store, forward = fft.load, fft.store, fft.forward
+    turns = _turn(fft)
+    elements, number, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+    scale = np.float32(1 / (size * height)) if number == np.complex64 else np.float64(1 / (size * height))
+
+    def transform_rows(spectra, row_turns, thread_turns):
+        data = cuda.local.array(elements, number)
+        factors = cuda.local.array(elements, number)
+        shared = cuda.shared.array(0, number)
+        thread = np.int64(cuda.threadIdx.x)
+        line = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+        live = line < height
+        line = min(line, height - 1)
+        base = (np.int64(cuda.blockIdx.y) * height + line) * size + thread
+        load(data, spectra, base)
+        turns(factors, row_turns, thread_turns, line, thread)
+        for e in range(elements):
+            data[e] = data[e] * factors[e]
+        forward(data, shared)
+        for e in range(elements):
+            data[e] = data[e] * scale
+        if live:
+            store(data, spectra, base)
+
+    return _finish(fft, transform_rows)
+
+
+@lazy_kernel
+def columns_inverse_kernel(fft: BlockFFT, pitch: int, dtype: str, halves: bool, epilogue: Callable | None = None):
+    """Kernel ``f(work, out, plate, segments, lead, hop, window)``: grid as in the forward one.
+
+    Samples ``lead ... lead + hop`` of a segment's transform are samples ``s hop ...`` of the output's row.
+    """
+    parts = _halves(dtype, halves)
+    offsets = tuple(offset * pitch for offset in fft.offsets)
+    load = emit.gather(emit.Move(offsets, fft.dtype.name))
+    first, second = (
+        emit.scatter(emit.Move(offsets, fft.dtype.name, dtype, part, masked=True)) for part in (parts[0], parts[-1])
+    )
+    after, after_second = (_each_sample(fft, epilogue, pitch, part, False) for part in (parts[0], parts[-1]))
+    two = len(parts) == 2
+    inverse, points = fft.inverse, fft.size * pitch
+    elements, number, per_block = fft.elements_per_thread, fft.dtype, fft.ffts_per_block
+
+    def finish_columns(work, out, plate, segments, lead, hop, window):
+        data = cuda.local.array(elements, number)
+        shared = cuda.shared.array(0, number)
+        column = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.x)
+        live = column < pitch
+        place = np.int64(cuda.threadIdx.y) * pitch + min(column, pitch - 1)
+        page = np.int64(cuda.blockIdx.y)
+        load(data, work, page * points + place)
+        inverse(data, shared)
+        if live:
+            done = (plate + page) % segments * hop
+            row = (plate + page) // segments
+            limit = min(hop, window - done)
+            base = row * window + done
+            sample = place - lead
+            after(data, row, sample + done, min(window, done + hop))
+            first(data, out, base + sample, sample, limit)
+            if two:
+                after_second(data, row, sample + points + done, min(window, done + hop))
+                second(data, out, base + sample + points, sample + points, limit)
+
+    return _finish(fft, finish_columns)
