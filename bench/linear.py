@@ -186,7 +186,7 @@ def _forward(case, data, with_compile) -> list[Contender]:
     tuned.plan(epilog=advanced.MatmulEpilog[epilog], epilog_inputs={"bias": b})
     costs = {"plan_us": (time.perf_counter() - start) * 1e6}
     start = time.perf_counter()
-    tuned.autotune(iterations=2 if data.flops > 1e12 else 5)
+    tuned.autotune(iterations=2 if data.flops > 1e13 else 5)
     costs["autotune_ms"] = (time.perf_counter() - start) * 1e3
     closing.append(tuned.free)
     add("nvmath autotuned", lambda: tuned.execute().T, **costs)
@@ -195,7 +195,7 @@ def _forward(case, data, with_compile) -> list[Contender]:
     ours = FusedMatmul(x, w.T, epilog=epilog, bias=b).plan()
     plan_us = (time.perf_counter() - start) * 1e6
     start = time.perf_counter()
-    told = ours.autotune(rounds=1 if data.flops > 1e12 else 5)
+    told = ours.autotune(candidates=8 if data.flops > 1e13 else 32)
     costs = {"plan_us": plan_us, "autotune_ms": (time.perf_counter() - start) * 1e3, "tuned_index": told["best"]}
     closing.append(ours.free)
     out = cp.empty((case["tokens"], case["out"]), "float16")
@@ -274,7 +274,7 @@ def _both(case, data, with_compile) -> list[Contender]:
     module = ours_torch.FusedLinear(case["in"], case["out"], activation=case["activation"], device="meta")
     module.weight, module.bias = torch.nn.Parameter(tw.detach()), torch.nn.Parameter(tb.detach())
     start = time.perf_counter()
-    told = module.autotune(tx)
+    told = module.autotune(tx, candidates=8 if data.flops > 1e13 else 32)
     costs = {"autotune_ms": (time.perf_counter() - start) * 1e3, "tuned_index": [t["best"] for t in told]}
     layer = FusedLinear(case["in"], 1, activation=case["activation"], dtype="float16", package_name="cupy")
     layer.out_features, layer.weight, layer.bias = case["out"], data.w, data.b

@@ -16,7 +16,7 @@ from devkernels.linear._cublaslt import LtMatmul
 _KIND = "autotune"
 _ALGORITHM_BYTES = 64
 _SHORT_MS, _CAPTURED = 0.1, 20
-_CLOSE, _FINALISTS = 1.05, 6
+_CLOSE, _FINALISTS, _LONG_MS = 1.05, 6, 5.0
 
 
 def key(lt: LtMatmul) -> str:
@@ -45,7 +45,7 @@ def measure(lt: LtMatmul, run: Callable[[], None], *, candidates: int = 32, roun
     """Time the heuristic's candidates on real operands, taking turns; keep, store and report the fastest.
 
     All candidates run `rounds` times; those that came within a few percent of the fastest run three times as often
-    again, since among them one measurement's noise decides.
+    again, since among them one measurement's noise decides. Products of many milliseconds run fewer times.
 
     Parameters
     ----------
@@ -62,7 +62,11 @@ def measure(lt: LtMatmul, run: Callable[[], None], *, candidates: int = 32, roun
     calls = [_prepared(lt, run, one) for one in found]
     samples: list[list[float]] = [[] for _ in found]
     able = [i for i, call in enumerate(calls) if call is not None]
-    able = _take_turns(lt, found, calls, samples, able, rounds)
+    able = _take_turns(lt, found, calls, samples, able, 1)
+    again = 3
+    if able and min(samples[i][0] for i in able) > _LONG_MS:
+        rounds, again = min(rounds, 2), 1
+    able = _take_turns(lt, found, calls, samples, able, rounds - 1)
     if not able:
         lt.use(*before)
         return {"milliseconds": [None] * len(found), "best": None, "candidates": len(found)}
@@ -70,7 +74,7 @@ def measure(lt: LtMatmul, run: Callable[[], None], *, candidates: int = 32, roun
     limit = min(middle(i) for i in able) * _CLOSE
     close = sorted((i for i in able if middle(i) <= limit), key=middle)[:_FINALISTS]
     if len(close) > 1:
-        close = _take_turns(lt, found, calls, samples, close, 3 * rounds) or close
+        close = _take_turns(lt, found, calls, samples, close, again * rounds) or close
     best = min(close, key=middle)
     algorithm = found[best]["algo"].tobytes()
     lt.use(algorithm, int(found[best]["workspace_size"]))

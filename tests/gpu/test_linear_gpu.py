@@ -343,14 +343,32 @@ def test_explicit_stream(gpu, rng):
 
 
 def test_many_shapes_keep_memory_bounded(gpu):
-    rows = gpu.put(np.ones((1100, 8), "float16"))
+    rows = gpu.put(np.ones((2100, 8), "float16"))
     w = gpu.put(np.ones((8, 16), "float16"))
-    for m in range(1, 1001):
-        fused_matmul(rows[:m], w)
+    bias = gpu.put(np.zeros(16, "float16"))
+    used = gpu.xp.cuda.memory_allocated if gpu.package == "torch" else gpu.xp.get_default_memory_pool().used_bytes
+    for m in range(1, 2001):
+        fused_matmul(rows[:m], w, bias=bias, activation="relu", aux=True)
+        if m == 1000:
+            gpu.sync()
+            before = used()
     gpu.sync()
+    assert used() <= before
     info = plan_cache_info()
     assert info["kept"] <= info["limit"]
+    assert info["dropped"] >= 1000
     assert (gpu.get(fused_matmul(rows[:1000], w)) == 8).all()
+
+
+def test_what_the_device_lacks(gpu, rng):
+    """No fused kernel adds a bias to complex numbers: said before a launch, or done in steps on request."""
+    a, b, bias = (make(gpu, rng, s, "complex64") for s in ((8, 16), (16, 24), (24,)))
+    with pytest.raises(SpecError, match="allow_unfused"):
+        FusedMatmul(a, b, epilog="BIAS", bias=bias).plan()
+    mm = FusedMatmul(a, b, epilog="BIAS", bias=bias, allow_unfused=True).plan()
+    assert not mm.fused
+    want, _, parts = forward_reference(gpu.get(a), gpu.get(b), bias=gpu.get(bias))
+    assert np.linalg.norm(gpu.get(mm.execute()) - want) <= 2 * bound("complex64", 16) * np.linalg.norm(parts)
 
 
 def test_wrong_calls_on_the_device(gpu, rng):
@@ -370,6 +388,9 @@ def test_wrong_calls_on_the_device(gpu, rng):
             fused_matmul(a, b.cpu(), out=out)
     assert np.isnan(gpu.get(out)).all()
     _, mask = fused_matmul(a, b, activation="relu", aux=True)
+    _, elsewhere = fused_matmul(np.ones((8, 16), "f2"), host_b, activation="relu", aux=True)
+    with pytest.raises(DeviceMismatchError):
+        FusedMatmul(a, b, epilog="DRELU", epilog_inputs={"relu_aux": elsewhere}).plan()
     if gpu.package == "torch":
         mask._buffer.data.zero_()
         with pytest.raises(ArgumentError, match="modified"):
@@ -378,23 +399,33 @@ def test_wrong_calls_on_the_device(gpu, rng):
 
 @pytest.mark.skipif(not HAVE["torch"], reason="8-bit floats come with torch")
 @pytest.mark.parametrize("scaled", [False, True])
-def test_fp8(rng, scaled):
+@pytest.mark.parametrize("second", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("store", ["float16", "bfloat16", "float32", "float8_e4m3fn"])
+def test_fp8(rng, scaled, second, store):
     import torch
 
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("8-bit floats need compute capability 8.9")
     gpu = Device("torch")
     a = torch.from_numpy(rng.standard_normal((64, 128)).astype("f4")).cuda().to(torch.float8_e4m3fn)
-    w = torch.from_numpy(rng.standard_normal((96, 128)).astype("f4")).cuda().to(torch.float8_e4m3fn)
-    bias = torch.from_numpy(rng.standard_normal(96).astype("f2")).cuda()
+    w = torch.from_numpy(rng.standard_normal((96, 128)).astype("f4")).cuda().to(getattr(torch, second))
+    eight_bits = store.startswith("float8")
     scales = dict(scale_a=0.5, scale_b=torch.tensor([4.0], device="cuda")) if scaled else {}
-    got = fused_matmul(a, w.T, bias=bias, activation="relu", **scales)
-    factor = 2.0 if scaled else 1.0
+    if eight_bits and scaled:
+        scales["scale_out"] = 0.125
+    bias = None if eight_bits or store == "float32" else gpu.put(rng.standard_normal(96), store)
+    got = fused_matmul(a, w.T, bias=bias, activation="relu" if bias is not None else None, out_dtype=store, **scales)
     exact = lambda t: t.float().cpu().numpy().astype(float)  # noqa: E731
-    want, _z, parts = forward_reference(exact(a), exact(w).T, alpha=factor, bias=exact(bias), activation="relu")
-    assert got.dtype == torch.float16
-    # Products of 8-bit floats are added with 14 bits of mantissa on Hopper.
-    assert np.linalg.norm(gpu.get(got) - want) <= (bound("float16", 128) + 2.0**-12) * np.linalg.norm(parts)
+    want, _z, parts = forward_reference(exact(a), exact(w).T, alpha=2.0 if scaled else 1.0,
+                                        bias=0.0 if bias is None else exact(bias),
+                                        activation=None if bias is None else "relu")  # fmt: skip
+    want, parts = (v * scales.get("scale_out", 1.0) for v in (want, parts))
+    assert got.dtype == getattr(torch, store)
+    # Products of 8-bit floats are added with 14 bits of mantissa on Hopper; float8_e4m3fn rounds at 2^-4.
+    limit = (0.0 if eight_bits else bound(store, 128)) + 2.0**-12
+    assert np.linalg.norm(exact(got) - want) <= limit * np.linalg.norm(parts) + (
+        2.0**-4 * np.linalg.norm(want) if eight_bits else 0.0
+    )
     with pytest.raises(SpecError, match="16"):
         fused_matmul(a[:, :120].contiguous(), w[:, :120].contiguous().T)
 
