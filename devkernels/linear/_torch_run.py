@@ -21,7 +21,7 @@ from devkernels.linear.operands import analyse
 _ARRAYS = package("torch")
 # Signatures of calls -> what is planned for them.
 _entries, _products, _passes, _steps = Bounded(512), Bounded(512), Bounded(256), Bounded(256)
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or _ARRAYS.stream
+_raw_stream = _ARRAYS.raw_stream
 _float32 = torch.float32
 _precision = torch.get_float32_matmul_precision
 DEFAULT, BIAS, BGRADA = int(Epilog.DEFAULT), int(Epilog.BIAS), int(Epilog.BGRADA)

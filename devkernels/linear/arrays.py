@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import operator
 import sys
 from typing import NamedTuple
 
@@ -116,9 +117,7 @@ class CupyArrays(NumpyArrays):
         size = array.itemsize
         return Described(array.shape, tuple(s // size for s in array.strides), array.dtype.name, array.data.device_id)
 
-    def pointer(self, array) -> int:
-        """Address of the first element."""
-        return array.data.ptr
+    pointer = staticmethod(operator.attrgetter("data.ptr"))  # address of the first element; no Python in between
 
     def empty(self, shape, dtype, device, stream=None):
         """See `Arrays.empty`."""
@@ -131,7 +130,11 @@ class CupyArrays(NumpyArrays):
 
     def stream(self, device):
         """Pointer of CuPy's current stream."""
-        return self.xp.cuda.get_current_stream(device).ptr
+        return self._current_stream(device).ptr
+
+    @functools.cached_property
+    def _current_stream(self):
+        return self.xp.cuda.get_current_stream
 
     @functools.cache  # noqa: B019 - one instance for each package
     def several_devices(self):
@@ -211,9 +214,10 @@ class TorchArrays(Arrays):
             raise TargetError(f"Tensors on {array.device} are not supported; move them to 'cuda' or 'cpu'.")
         return Described(tuple(array.shape), array.stride(), str(array.dtype)[6:], array.get_device())
 
-    def pointer(self, array) -> int:
-        """Address of the first element."""
-        return array.data_ptr()
+    @functools.cached_property
+    def pointer(self):
+        """Function that returns the address of the first element; no Python in between."""
+        return self.torch.Tensor.data_ptr
 
     def empty(self, shape, dtype, device, stream=None):
         """See `Arrays.empty`."""
@@ -238,7 +242,13 @@ class TorchArrays(Arrays):
 
     def stream(self, device):
         """Pointer of torch's current stream."""
-        return 0 if device == CPU else self.torch.cuda.current_stream(device).cuda_stream
+        return 0 if device == CPU else self.raw_stream(device)
+
+    @functools.cached_property
+    def raw_stream(self):
+        """Function from a device to the pointer of its current stream; torch.compile's own code asks it."""
+        quick = getattr(self.torch._C, "_cuda_getCurrentRawStream", None)
+        return quick or (lambda device: self.torch.cuda.current_stream(device).cuda_stream)
 
     @functools.cache  # noqa: B019 - one instance for each package
     def several_devices(self):
