@@ -6,12 +6,14 @@ in: length and precision, and knobs if wanted. out: a `BlockFFT`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from devkernels.device.fft import Dim3, Launch
-from devkernels.engine import choose, emit, index
+from devkernels.device.inline import device_function
+from devkernels.engine import choose, emit, index, spectrum
 from devkernels.engine.plan import BlockPlan, make_plan
 from devkernels.errors import SpecError
 from devkernels.spec import whole_number
@@ -28,7 +30,7 @@ class BlockFFT:
     dtype : numpy.dtype
         complex64 or complex128, of the thread's local array.
     max_registers : int or None
-        What to give `devkernels.kernel` for this plan.
+        Registers that a thread should have, where the plan was measured with a limit.
     """
 
     plan: BlockPlan
@@ -73,6 +75,16 @@ class BlockFFT:
         """Row elements from a thread's first to each of its slots."""
         return tuple(e * self.stride for e in range(self.elements_per_thread))
 
+    @property
+    def kernel_options(self) -> dict[str, int]:
+        """What to give `devkernels.kernel` for this plan: ``@devkernels.kernel(**f.kernel_options)``.
+
+        Either launch bounds or a number of registers: given both, the assembler goes by the bounds and takes fewer.
+        """
+        if self.max_registers is not None:
+            return {"max_registers": self.max_registers}
+        return {"launch_bounds": self.stride * self.ffts_per_block}
+
     def launch(self, rows: int, stream: object = 0) -> Launch:
         """Grid, block, stream and shared memory for a kernel that transforms `rows` rows once."""
         rows = whole_number(rows, "rows")
@@ -104,6 +116,20 @@ class BlockFFT:
     def filter_inverse(self):
         """Device function ``filter_inverse(data, factors, shared)``."""
         return self._make(1, filtered=True)
+
+    @functools.cached_property
+    def frequency(self):
+        """Device function ``frequency(thread)``: `spectrum_index` of slot 0; `frequency_offsets` has the others."""
+        return spectrum.first_frequency(self.plan)
+
+    @property
+    def frequency_offsets(self) -> tuple[int, ...]:
+        """Frequencies from a thread's slot 0 to each of its slots, the same for all threads."""
+        return spectrum.offsets(self.plan)
+
+    def each_frequency(self, function: Callable) -> Callable:
+        """Device function ``f(data, thread)`` that puts a spectrum through your ``function(X, k)``, k the frequency."""
+        return spectrum.each(self.plan, device_function(function))
 
     @functools.cached_property
     def load(self):
@@ -154,7 +180,8 @@ def block_fft(
     """Make device functions that transform rows with the threads of a block, for fused spectral kernels.
 
     The forward transform leaves the spectrum in the order in which its last stage computes it, the inverse takes it so:
-    work on a spectrum seldom cares for its order, and each direction saves one exchange between threads.
+    work on a spectrum seldom cares for its order, and each direction saves one exchange between threads. Where it does
+    care, ``f.each_frequency(function)`` makes a device function of ``function(X, k)``.
 
     In a kernel that runs with ``f.launch(rows=...)``, or a block ``f.block_dim`` and ``f.shared_memory_size`` bytes::
 

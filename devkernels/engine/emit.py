@@ -77,10 +77,11 @@ def butterflies(spec: ButterflySpec, dtype: np.dtype):
 class Move:
     """A thread's move between its local array and memory: slot e lies `offsets[e]` elements after the base.
 
-    `dtype` is that of the local array (complex). `memory` may be that, or real: then `part` says which part of the
-    complex numbers moves; loads leave the other part alone. With `masked` the function takes a position and a limit
-    more: only elements with 0 <= position + offset < limit (as 32-bit numbers) move. Others are read as zero (or left
-    alone with `keep`), or not written. With `adds` a store adds to what memory holds.
+    `dtype` is that of the local array (complex). `memory` may be that, or complex32 (an array of float16 with a last
+    axis of 2), or real: then `part` says which part of the complex numbers moves; loads leave the other part alone.
+    With `masked` the function takes a position and a limit more: only elements with 0 <= position + offset < limit (as
+    32-bit numbers) move. Others are read as zero (or left alone with `keep`), or not written. With `adds` a store adds
+    to what memory holds.
     """
 
     offsets: tuple[int, ...]
@@ -157,8 +158,26 @@ def _parts(value, part):
     return value if part == "both" else getattr(value, part)
 
 
+class _Halves:
+    """Pairs of float16 as complex numbers."""
+
+    def __init__(self, memory):
+        self.memory = memory
+
+    def __getitem__(self, place):
+        return complex(self.memory[place, 0], self.memory[place, 1])
+
+    def __setitem__(self, place, value):
+        self.memory[place, 0], self.memory[place, 1] = value.real, value.imag
+
+
+def _view(move: Move, memory):
+    return _Halves(memory) if move.memory == "complex32" else memory
+
+
 def _simulated_gather(move: Move):
     def run(data, memory, base, position, limit):
+        memory = _view(move, memory)
         for slot, offset in enumerate(move.offsets):
             inside = 0 <= int(position) + offset < int(limit)
             if move.keep and not inside:
@@ -175,6 +194,7 @@ def _simulated_gather(move: Move):
 
 def _simulated_scatter(move: Move):
     def run(data, memory, base, position, limit):
+        memory = _view(move, memory)
         for slot, offset in enumerate(move.offsets):
             if 0 <= int(position) + offset < int(limit):
                 value = _parts(data[slot], move.part)

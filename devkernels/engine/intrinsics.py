@@ -201,8 +201,8 @@ def butterflies(spec, dtype):
 
 
 _MEMORY = {"float16": ir.HalfType(), "float32": ir.FloatType(), "float64": ir.DoubleType(),
-           "complex64": ir.FloatType(), "complex128": ir.DoubleType()}  # fmt: skip
-_BYTES = {"float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
+           "complex32": ir.HalfType(), "complex64": ir.FloatType(), "complex128": ir.DoubleType()}  # fmt: skip
+_BYTES = {"float16": 2, "float32": 4, "float64": 8, "complex32": 4, "complex64": 8, "complex128": 16}
 
 
 def _convert(builder, value, to):

@@ -111,9 +111,7 @@ def _milliseconds(cupy: Any, choice: Choice, dtype: np.dtype, x: Any) -> float:
     )  # fmt: skip
     ones = cupy.full(fft.size, 1 / fft.size, dtype)
     out = cupy.full_like(x, cupy.nan)
-    run = round_trip_kernel(fft, choice.max_registers)[fft.launch(rows=len(x))].bind(
-        x.reshape(-1), ones, out.reshape(-1), len(x)
-    )
+    run = round_trip_kernel(fft)[fft.launch(rows=len(x))].bind(x.reshape(-1), ones, out.reshape(-1), len(x))
     run()
     error = float(cupy.linalg.norm(out[-64:] - x[-64:]) / cupy.linalg.norm(x[-64:]))
     if not error < 1e-5:
@@ -130,7 +128,7 @@ def _milliseconds(cupy: Any, choice: Choice, dtype: np.dtype, x: Any) -> float:
     return sorted(samples)[2]
 
 
-def round_trip_kernel(fft: Any, max_registers: int | None = None) -> Any:
+def round_trip_kernel(fft: Any) -> Any:
     """Kernel ``f(x, factors, y, rows)``: what is measured, a filter on each row."""
     from numba import cuda
 
@@ -152,4 +150,4 @@ def round_trip_kernel(fft: Any, max_registers: int | None = None) -> Any:
         if row < rows:
             store(data, y, row * size + thread)
 
-    return kernel(round_trip, launch_bounds=fft.stride * per_block, max_registers=max_registers)
+    return kernel(round_trip, **fft.kernel_options)

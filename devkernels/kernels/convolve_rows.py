@@ -97,8 +97,7 @@ def _moves(fft: BlockFFT, rows: Rows, part: str, masked: bool, keep: bool = Fals
 
 
 def _finish(fft: BlockFFT, function: Callable):
-    threads = fft.stride * fft.ffts_per_block
-    return kernel(function, launch_bounds=threads, max_registers=fft.max_registers)
+    return kernel(function, **fft.kernel_options)
 
 
 @lazy_kernel

@@ -1,8 +1,8 @@
 """A filter in the frequency domain as one kernel: ``y = ifft(fft(x) * H)`` along the last axis.
 
 In: rows of samples, and H as an array or as a device function. Out: filtered rows. Forward transform, product and
-inverse transform stay on chip: x is read once and y written once. Built from `devkernels.fft` and `devkernels.kernel`
-alone, so that it can be read as an example.
+inverse transform stay on chip: x is read once and y written once. Two ways: the engine's transforms (`spectral_engine`)
+where they have the length and one filter serves all rows; else those of `devkernels.fft` (`spectral_kernels`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from devkernels.device.fft import DeviceFFT, fft
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedSizeError
 from devkernels.kernels import arrays
+from devkernels.kernels.spectral_engine import EngineFilter, engine_filter
 from devkernels.kernels.spectral_kernels import array_kernel, forward_fft, function_kernel
 from devkernels.spec import whole_number
 
@@ -59,34 +60,32 @@ class _Rows:
 class _Recipe:
     """One checked call: what remains to be done for device arrays with the same fingerprints."""
 
-    kernel: Any
-    launch: Any
+    launch: Callable[[Any, Any, Any], None]
     dtype: str
     rows: tuple[int, ...]
     filter_rows: tuple[int, ...] | None
     shape: tuple[int, ...]
 
-    def run(self, x: Any, h: Any, out: Any, stream: Any) -> Any:
+    def run(self, x: Any, h: Any, out: Any) -> Any:
         if out is None:
             out = arrays.empty(x, self.shape, self.dtype)
         if self.rows != self.shape:
             x, y = x.reshape(self.rows), out.reshape(self.rows)
         else:
             y = out
-        grid, block, _, shared = self.launch
-        run = self.kernel[grid, block, stream, shared]
-        if self.filter_rows is None:
-            run(x, y)
-        else:
-            run(x, h if len(h.shape) == 2 else h.reshape(self.filter_rows), y)
+        if self.filter_rows is not None and len(h.shape) != 2:
+            h = h.reshape(self.filter_rows)
+        self.launch(x, h, y)
         return out
 
 
 class SpectralFilter:
     """A planned spectral filter; made by `make_spectral_filter`, which documents it."""
 
-    def __init__(self, size: int, dtype: str, forward: DeviceFFT, op: Callable | None):
-        self.size, self.dtype, self.fft, self.op = size, dtype, forward, op
+    def __init__(
+        self, size: int, dtype: str, forward: DeviceFFT, op: Callable | None, engine: EngineFilter | None = None
+    ):
+        self.size, self.dtype, self.fft, self.op, self.engine = size, dtype, forward, op, engine
         self._rows = _Rows(dtype)
         self._kernels: dict[object, Any] = {}
         self._recipes: dict[tuple, _Recipe] = {}
@@ -98,7 +97,8 @@ class SpectralFilter:
 
     def __repr__(self) -> str:
         what = "device function" if self.op is not None else f"{self.bins} values of H"
-        return f"<SpectralFilter size {self.size}, {self.dtype}, {what}, {self.fft!r}>"
+        how = self.fft if self.engine is None else f"{self.engine.fft.plan.radices} of the engine, else {self.fft!r}"
+        return f"<SpectralFilter size {self.size}, {self.dtype}, {what}, {how}>"
 
     def kernel(self, filter_dtype: str | None = None):
         """Return the kernel that filters with an H of `filter_dtype`, or with the device function."""
@@ -132,10 +132,13 @@ class SpectralFilter:
 
     def __call__(self, x: Any, H: Any = None, *, out: Any = None, stream: Any = None) -> Any:
         """Filter every row of `x`; see `make_spectral_filter`."""
+        if stream is not None:
+            with arrays.on_stream(x, stream):
+                return self(x, H, out=out)
         key = self._recipe_key(x, H, out)
         recipe = None if key is None else self._recipes.get(key)
         if recipe is not None:
-            return recipe.run(x, H, out, stream)
+            return recipe.run(x, H, out)
         seen = self._check_rows(x, "x")
         rows = arrays.as_rows(x, self._rows.tail, "x", copy=True)
         h = self._check_filter(H, seen)
@@ -144,14 +147,19 @@ class SpectralFilter:
         else:
             self._check_out(out, seen, H)
         y = arrays.as_rows(out, self._rows.tail, "out", copy=False)
-        kernel = self.kernel(None if h is None else arrays.describe(h, "H").dtype)
-        launch = self.fft.launch(rows=rows.shape[0])
+        launch = self._launch(rows.shape[0], h)
         named = {"x": rows, "y": y} if h is None else {"x": rows, "h": h, "y": y}
-        configuration = (launch.grid, launch.block, stream, launch.shared_memory_size)
-        arrays.run_where_kernels_live(named, lambda **a: kernel[configuration](*a.values()), ("y",))
+        arrays.run_where_kernels_live(named, lambda x, y, h=None: launch(x, h, y), ("y",))
         if key is not None:
-            self._remember(key, seen, kernel, launch, rows, h)
+            self._remember(key, seen, launch, rows, h)
         return out
+
+    def _launch(self, rows: int, h: Any) -> Callable[[Any, Any, Any], None]:
+        """Function ``f(x, h, y)`` that launches what filters that many rows."""
+        if self.engine is not None and (h is None or len(h) == 1):
+            return self.engine.launches(rows)
+        run = self.kernel(None if h is None else arrays.describe(h, "H").dtype)[self.fft.launch(rows=rows)]
+        return lambda x, h, y: run(x, y) if h is None else run(x, h, y)
 
     def _recipe_key(self, x: Any, H: Any, out: Any) -> tuple | None:
         """What the checks of this call depend on, or None if it must be looked at in full."""
@@ -176,12 +184,12 @@ class SpectralFilter:
             marks.append(response.mark)
         return (*marks, H is None, out is None)
 
-    def _remember(self, key, seen, kernel, launch, rows, h) -> None:
+    def _remember(self, key, seen, launch, rows, h) -> None:
         """Keep what was found out about arrays like these: their next call goes straight to the launch."""
         if len(self._recipes) >= 256:
             self._recipes.clear()
         shapes = tuple(rows.shape), None if h is None else tuple(h.shape), seen.shape
-        self._recipes[key] = _Recipe(kernel, launch, self._rows.stored, *shapes)
+        self._recipes[key] = _Recipe(launch, self._rows.stored, *shapes)
 
     # -- checks, all before anything is launched or written ------------------------------------------------------------
 
@@ -291,7 +299,7 @@ def make_spectral_filter(
         Points of the transform, if longer than the row: rows are padded with zeros on load and cropped on store, and
         H has the frequencies of this size. For row lengths that have no device transform.
     sm, ffts_per_block, elements_per_thread : optional
-        As in `devkernels.fft`.
+        As in `devkernels.fft`. With one of the last two the transform is that of `devkernels.fft` in any case.
 
     Returns
     -------
@@ -330,7 +338,8 @@ def make_spectral_filter(
             f"{above} points.",
             spec=error.spec,
         ) from None
-    return SpectralFilter(size, name, forward, op)
+    chosen = ffts_per_block is not None or elements_per_thread is not None
+    return SpectralFilter(size, name, forward, op, None if chosen else engine_filter(size, points, name, op))
 
 
 @functools.lru_cache(maxsize=256)

@@ -111,6 +111,36 @@ def test_given_stream_orders_the_work(rng):
     assert relative_error(out.get(), want) < bound
 
 
+@pytest.mark.parametrize(("dtype", "n"), [("complex64", 1024), ("complex64", 96), ("complex128", 512)])
+def test_device_function_gets_natural_frequencies(dtype, n, rng):
+    def op(X, k):
+        return X * (k + 1j)
+
+    x = random(rng, (77, n), dtype)
+    want = np.fft.ifft(np.fft.fft(x.astype(np.complex128)) * (np.arange(n) + 1j))
+    assert relative_error(spectral_filter(cupy.asarray(x), op).get(), want) < fft_bound(dtype, n, 2)
+
+
+@pytest.mark.parametrize("n", [96, 1000, 1024, 4096])
+def test_half_precision_complex_rows(n, rng):
+    x, H = random(rng, (33, n, 2), "float16"), random(rng, n, "complex64")
+    y = make_spectral_filter(n, "complex32")(cupy.asarray(x), cupy.asarray(H)).get().astype(np.float64)
+    wide = x[..., 0].astype(np.float64) + 1j * x[..., 1].astype(np.float64)
+    assert relative_error(y[..., 0] + 1j * y[..., 1], reference.spectral_filter(wide, H)) < fft_bound("float16", n, 2)
+
+
+@pytest.mark.parametrize("n", [64, 1024, 4096])
+def test_bad_rows_do_not_spoil_their_partners_even_in_place(n, rng):
+    x, H = random(rng, (33, n), "float32"), random(rng, n // 2 + 1, "complex64")
+    x[10, 3], x[32, 0], x[21, n - 1] = np.nan, np.inf, -np.inf
+    there = cupy.asarray(x)
+    assert spectral_filter(there, cupy.asarray(H), out=there) is there
+    good = np.setdiff1d(np.arange(33), [10, 21, 32])
+    got = there.get()
+    assert relative_error(got[good], reference.spectral_filter(x[good], H)) < fft_bound("float32", n, 2)
+    assert not np.isfinite(got[[10, 21, 32]]).any()
+
+
 def test_nan_and_inf_stay_in_their_row(rng):
     x, H = random(rng, (64, 128), "float32"), random(rng, 65, "complex64")
     x[10, 3], x[40, 0] = np.nan, np.inf

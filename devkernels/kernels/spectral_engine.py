@@ -1,0 +1,225 @@
+"""The spectral filter on the engine's transforms: kernels, and which filters they are for.
+
+in: length and dtype of rows, H for all rows or a device function. out: an `EngineFilter` that launches the kernels.
+
+The spectrum stays in the order in which the engine computes it, so H is put into that order first, by a kernel over the
+few values that it has. Two real rows make one complex row: convolution is linear. A row with a NaN or an infinity would
+spoil its partner, so where a result is not finite the rows of the block are done once more, one at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from devkernels.device.inline import device_function
+from devkernels.engine import choose, emit, spectrum
+from devkernels.engine.block_fft import BlockFFT, block_fft
+from devkernels.errors import UnsupportedSizeError
+from devkernels.kernels import arrays
+from devkernels.launch.jit import kernel
+from devkernels.target import simulating
+
+_MOST_STAGES = 3  # more exchanges than cuFFTDx has are no gain
+_THREADS = 128  # of the kernel that orders H
+
+
+@dataclass(frozen=True)
+class EngineFilter:
+    """Filters rows of `size` samples with the engine; made by `engine_filter`."""
+
+    fft: BlockFFT
+    size: int
+    dtype: str
+    op: Callable | None = None
+
+    @property
+    def pairs(self) -> bool:
+        """Whether two real rows travel as one complex row."""
+        return self.dtype.startswith("float")
+
+    def launches(self, rows: int) -> Callable[[Any, Any, Any], None]:
+        """Function ``f(x, h, y)`` for that many rows: x and y (rows, size), h (1, bins), or None with `op`."""
+        transforms = -(-rows // 2) if self.pairs else rows
+        run = rows_kernel(self)[self.fft.launch(rows=transforms)]
+        if self.op is not None:
+            return lambda x, h, y: run(x, y)
+        points, number = self.fft.size, self.fft.dtype.name
+        order = order_kernel(self.fft, self.pairs)[-(-points // _THREADS), _THREADS]
+
+        def launch(x, h, y):
+            ordered = arrays.empty(x, (points,), number)
+            order(h, ordered)
+            run(x, ordered, y)
+
+        return launch
+
+
+def engine_filter(size: int, points: int, dtype: str, op: Callable | None) -> EngineFilter | None:
+    """The engine's way for rows of `size` samples and transforms of `points`, or None where it has none."""
+    precision = "float64" if dtype in ("float64", "complex128") else "float32"
+    if op is not None and dtype.startswith("float"):
+        return None  # a device function wants each row's own spectrum
+    try:
+        stages = len(choose.choose(points, 16 if precision == "float64" else 8).radices)
+    except UnsupportedSizeError:
+        return None
+    return EngineFilter(block_fft(points, precision), size, dtype, op) if stages <= _MOST_STAGES else None
+
+
+@functools.lru_cache(maxsize=256)
+def order_kernel(fft: BlockFFT, real_rows: bool):
+    """Kernel ``f(h, ordered)``: H of shape (1, bins), its half for real rows, in the engine's order, over size."""
+    frequency, number, points = spectrum.frequency_at(fft.plan), fft.dtype.type, fft.size
+    scale = (np.float32 if fft.dtype == np.complex64 else np.float64)(1 / points)
+
+    def order_filter(h, ordered):
+        place = np.int64(cuda.blockIdx.x) * _THREADS + np.int64(cuda.threadIdx.x)
+        if place < points:
+            k = np.int64(frequency(place))
+            if not real_rows:
+                ordered[place] = number(h[0, k]) * scale
+            elif 2 * k > points:
+                ordered[place] = number(h[0, points - k]).conjugate() * scale
+            elif k == 0 or 2 * k == points:  # as numpy.fft.irfft: these are real
+                ordered[place] = number(h[0, k].real) * scale
+            else:
+                ordered[place] = number(h[0, k]) * scale
+
+    return kernel(order_filter)
+
+
+def _moves(fft: BlockFFT, dtype: str, part: str, size: int) -> tuple[Callable, Callable]:
+    """Device functions ``f(data, row, thread)``: load a row, padded with zeros; store a row, cropped."""
+    masked = size != fft.size
+    move = emit.Move(fft.offsets, fft.dtype.name, dtype, part, masked)
+    load, store = emit.gather(move), emit.scatter(move)
+    if not masked:
+        return load, store
+
+    def load_some(data, row, thread):
+        load(data, row, thread, thread, size)
+
+    def store_some(data, row, thread):
+        store(data, row, thread, thread, size)
+
+    return device_function(load_some), device_function(store_some)
+
+
+@functools.lru_cache(maxsize=256)
+def rows_kernel(plan: EngineFilter):
+    """Kernel ``f(x, ordered, y)``, or ``f(x, y)`` with a device function; x and y of shape (rows, size)."""
+    if plan.op is not None:
+        run = _function_rows(plan)
+    else:
+        run = _pairs(plan) if plan.pairs else _complex_rows(plan)
+    return kernel(run, **plan.fft.kernel_options)
+
+
+def _complex_rows(plan: EngineFilter) -> Callable:
+    fft = plan.fft
+    load, store = _moves(fft, plan.dtype, "both", plan.size)
+    load_filter, forward, filter_inverse = fft.load, fft.forward, fft.filter_inverse
+    elements, number, per_block = fft.elements_per_thread, fft.dtype, fft.ffts_per_block
+
+    def filter_rows(x, ordered, y):
+        data = cuda.local.array(elements, number)
+        factors = cuda.local.array(elements, number)
+        shared = cuda.shared.array(0, number)
+        thread = np.int64(cuda.threadIdx.x)
+        row = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+        load(data, x[np.uint64(min(row, x.shape[0] - 1))], thread)
+        forward(data, shared)
+        load_filter(factors, ordered, thread)
+        filter_inverse(data, factors, shared)
+        if row < x.shape[0]:
+            store(data, y[np.uint64(row)], thread)
+
+    return filter_rows
+
+
+def _function_rows(plan: EngineFilter) -> Callable:
+    fft = plan.fft
+    load, store = _moves(fft, plan.dtype, "both", plan.size)
+    op, number = device_function(plan.op), fft.dtype
+    scalar, scale = number.type, (np.float32 if number == np.complex64 else np.float64)(1 / fft.size)
+    forward, inverse, elements, per_block = fft.forward, fft.inverse, fft.elements_per_thread, fft.ffts_per_block
+
+    def scaled(value, k):
+        return scalar(op(value, k)) * scale
+
+    apply = fft.each_frequency(scaled)
+
+    def filter_rows_by_function(x, y):
+        data = cuda.local.array(elements, number)
+        shared = cuda.shared.array(0, number)
+        thread = np.int64(cuda.threadIdx.x)
+        row = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+        load(data, x[np.uint64(min(row, x.shape[0] - 1))], thread)
+        forward(data, shared)
+        apply(data, thread)
+        inverse(data, shared)
+        if row < x.shape[0]:
+            store(data, y[np.uint64(row)], thread)
+
+    return filter_rows_by_function
+
+
+def any_thread(fft: BlockFFT) -> Callable:
+    """Device function: whether a condition holds for any thread that passes the same barriers."""
+    warp_wide = fft.plan.threads * fft.ffts_per_block % 32 == 0 and 32 % fft.plan.threads == 0
+    if warp_wide and not simulating():
+
+        def found(condition):
+            return cuda.any_sync(0xFFFFFFFF, condition)
+    else:
+
+        def found(condition):
+            return cuda.syncthreads_or(np.int32(1) if condition else np.int32(0)) != 0
+
+    return device_function(found)
+
+
+def _pairs(plan: EngineFilter) -> Callable:
+    fft = plan.fft
+    load_first, store_first = _moves(fft, plan.dtype, "real", plan.size)
+    load_second, store_second = _moves(fft, plan.dtype, "imag", plan.size)
+    load_filter, forward, filter_inverse, any_of = fft.load, fft.forward, fft.filter_inverse, any_thread(fft)
+    elements, number, per_block = fft.elements_per_thread, fft.dtype, fft.ffts_per_block
+    zero = number.type(0)
+
+    def filter_pairs(x, ordered, y):
+        data = cuda.local.array(elements, number)
+        factors = cuda.local.array(elements, number)
+        shared = cuda.shared.array(0, number)
+        thread = np.int64(cuda.threadIdx.x)
+        first = 2 * (np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y))
+        last = x.shape[0] - 1
+        rows = 3  # bit 0: the first row of the pair, bit 1: the second
+        while rows:
+            for e in range(elements):
+                data[e] = zero
+            if rows & 1:
+                load_first(data, x[np.uint64(min(first, last))], thread)
+            if rows & 2:
+                load_second(data, x[np.uint64(min(first + 1, last))], thread)
+            forward(data, shared)
+            load_filter(factors, ordered, thread)
+            filter_inverse(data, factors, shared)
+            # A value that is not finite, less itself, is not zero; and it is in every element of its row.
+            bad = data[0].real - data[0].real + (data[0].imag - data[0].imag) != 0
+            if rows == 3 and any_of(bad):
+                rows = 1
+                continue
+            if rows & 1 and first <= last:
+                store_first(data, y[np.uint64(first)], thread)
+            if rows & 2 and first < last:
+                store_second(data, y[np.uint64(first + 1)], thread)
+            rows = 2 if rows == 1 else 0
+
+    return filter_pairs

@@ -1,0 +1,65 @@
+"""Machine code of the spectral filter on the engine: as wide and as short as the convolution's, and no spills."""
+
+import numpy as np
+import pytest
+from numba import types
+
+from devkernels.kernels import spectral_engine
+from tests.sass import Sass
+
+C64, F32 = types.complex64, types.float32
+
+
+def rows_of(dtype, ndim=2):
+    return types.Array(dtype, ndim, "C")
+
+
+def compiled(dtype, size, points=None, op=None):
+    plan = spectral_engine.engine_filter(size, points or size, dtype, op)
+    stored = {"complex64": rows_of(C64), "float32": rows_of(F32), "complex32": rows_of(types.float16, 3)}[dtype]
+    signature = types.void(stored, stored) if op else types.void(stored, C64[::1], stored)
+    image = spectral_engine.rows_kernel(plan).compile(signature, "sm_90")
+    sass = Sass(image)
+    assert sass.spills == image.local_bytes == 0
+    exchanges, elements = len(plan.fft.plan.exchanges), plan.fft.elements_per_thread
+    assert sass.counts["LDS.64"] == sass.counts["STS.64"] == 2 * elements * exchanges
+    return plan.fft, sass
+
+
+@pytest.mark.parametrize("size", [64, 1024, 4096])
+def test_complex_rows(size):
+    fft, sass = compiled("complex64", size)
+    assert sass.counts["STG.E.64"] == fft.elements_per_thread
+    assert sass.counts["LDG.E.64"] >= 2 * fft.elements_per_thread
+    assert sass.counts["LDG.E"] == 0
+    arithmetic = sass.count("FFMA", "FADD", "FMUL")
+    assert arithmetic <= (fft.plan.operations() + 4.5) * fft.elements_per_thread
+
+
+def test_half_precision_moves_whole_numbers():
+    fft, sass = compiled("complex32", 200, 256)
+    assert sass.counts["STG.E"] == fft.elements_per_thread  # two float16 each
+
+
+@pytest.mark.parametrize("size", [256, 4096])
+def test_pairs_of_real_rows(size):
+    fft, sass = compiled("float32", size)
+    assert sass.counts["STG.E"] == 2 * fft.elements_per_thread
+    assert sass.counts["LDG.E"] == 2 * fft.elements_per_thread
+
+
+def test_device_function_is_compiled_into_each_slot():
+    def op(X, k):
+        return X * np.float32(k)
+
+    fft, sass = compiled("complex64", 256, op=op)
+    assert sass.counts["LDG.E.64"] <= fft.elements_per_thread + 4  # rows, and odd twiddles
+    assert sass.counts["STG.E.64"] == fft.elements_per_thread
+
+
+@pytest.mark.parametrize("h", [C64, F32])
+@pytest.mark.parametrize("real_rows", [False, True])
+def test_filters_are_put_in_order(h, real_rows):
+    plan = spectral_engine.engine_filter(256, 256, "complex64", None)
+    image = spectral_engine.order_kernel(plan.fft, real_rows).compile(types.void(rows_of(h), C64[::1]), "sm_90")
+    assert image.local_bytes == 0
