@@ -5,6 +5,7 @@ in: arrays of NumPy, CuPy or torch.  out: the row-major result, and the mask whe
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 from devkernels.errors import ArgumentError
@@ -109,16 +110,30 @@ def prepare(operands: Operands, alpha: object = 1.0, beta: object = None, has_c:
     return Prepared(plan_for(operands.spec, operands.arrays, operands.device, operands.alignment, alpha, beta))
 
 
-def _signature(arrays: Arrays, x) -> tuple | None:
-    """What a plan depends on, as cheap as the package allows."""
-    if x is None:
-        return None
-    if arrays.name == "torch":
-        return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 255
-    if arrays.name == "cupy":
-        data = x.data
-        return x.shape, x.strides, x.dtype, data.device_id, data.ptr & 255
-    return x.shape, x.strides, x.dtype
+_cupy_facts = operator.attrgetter("shape", "strides", "dtype", "data.device_id")
+_numpy_facts = operator.attrgetter("shape", "strides", "dtype")
+
+
+def _torch_facts(x) -> tuple:
+    return x.shape, x.stride(), x.dtype, x.get_device()
+
+
+_FACTS = {"cupy": _cupy_facts, "numpy": _numpy_facts, "torch": _torch_facts}
+
+
+def _signature(arrays: Arrays, a, b, *others) -> tuple:
+    """What a plan depends on besides numbers and names, as cheap as the package allows."""
+    facts, pointer = _FACTS[arrays.name], arrays.pointer
+    parts = [facts(a), facts(b)]
+    bits = 0 if arrays.name == "numpy" else pointer(a) | pointer(b)
+    for x in others:
+        if x is None:
+            parts.append(None)
+        else:
+            parts.append(facts(x))
+            if arrays.name != "numpy":
+                bits |= pointer(x)
+    return arrays.name, bits & 255, *parts
 
 
 def fused_matmul(a, b, *, bias=None, activation=None, c=None, alpha=1.0, beta=None, aux=False, out=None,
@@ -183,9 +198,7 @@ def product(epilog: Epilog, a, b, *, bias=None, c=None, alpha=1.0, beta=None, ma
     arrays = arrays_of(a, "a")
     scaled = (scales[0] is not None, scales[1] is not None, scales[2] is not None)
     try:
-        key = (arrays.name, _signature(arrays, a), _signature(arrays, b), _signature(arrays, bias),
-               _signature(arrays, c), _signature(arrays, out), int(epilog), alpha, beta, compute_type, out_dtype,
-               scaled)  # fmt: skip
+        key = (_signature(arrays, a, b, bias, c, out), int(epilog), alpha, beta, compute_type, out_dtype, scaled)
         prepared = _calls.get(key)
     except (AttributeError, TypeError):  # an array of another package, an unhashable argument: analysed below
         key = prepared = None
