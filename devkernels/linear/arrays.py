@@ -72,6 +72,7 @@ class NumpyArrays(Arrays):
     """NumPy: everything on the CPU."""
 
     name = "numpy"
+    facts = staticmethod(operator.attrgetter("shape", "strides", "dtype"))
 
     @functools.cached_property
     def xp(self):

@@ -40,10 +40,19 @@ class Gradients(NamedTuple):
 class Saved:
     """What a forward pass leaves for its backward pass: the input and the mask that belong together. Used once."""
 
-    __slots__ = ("lead", "mask", "owner", "used", "x")
+    __slots__ = ("_mask", "call", "data", "lead", "owner", "used", "x")
 
-    def __init__(self, owner: object, x, mask: Mask | None, lead: tuple[int, ...]):
-        self.owner, self.x, self.mask, self.lead, self.used = owner, x, mask, lead, False
+    def __init__(self, owner: object, x, mask: Mask | None, lead: tuple[int, ...], call: LayerCall | None = None,
+                 data: object = None):  # fmt: skip
+        self.owner, self.x, self._mask, self.lead, self.used = owner, x, mask, lead, False
+        self.call, self.data = call, data  # of a repeated call, and its raw mask
+
+    @property
+    def mask(self) -> Mask | None:
+        """The mask of the forward product."""
+        if self._mask is None and self.data is not None:
+            self._mask = self.call.mask(self.data)
+        return self._mask
 
 
 class FusedLinear:
@@ -90,8 +99,7 @@ class FusedLinear:
         self.device = CPU if package_name == "numpy" else device
         self._lifetime = Lifetime()
         self._last: Saved | None = None
-        # Shapes of inputs -> LayerCall, of gradients -> LayerBackward.
-        self._calls, self._steps = Bounded(64), Bounded(64)
+        self._calls = Bounded(64)  # what an input looks like -> LayerCall
         import numpy
 
         random = numpy.random.default_rng(seed)
@@ -125,14 +133,17 @@ class FusedLinear:
 
     def forward_saving(self, x, *, out=None, training: bool = True, stream=None):
         """As `forward`, but return what the backward pass needs instead of keeping it: ``(y, saved)``."""
-        quick = None
-        if stream is None and type(x) is type(self.weight):
-            call = self._calls.get((x.shape, x.strides, training))
-            quick = None if call is None else call(x, out, self.weight, self.bias)
-        if quick is not None:
-            y, mask = quick
-            flat = x if x.ndim == 2 else x.reshape(-1, self.in_features) if training else None
-            return y, Saved(self, flat, mask, x.shape[:-1]) if training else None
+        weight = self.weight
+        if stream is None and type(x) is type(weight):
+            call = self._calls.get((self.arrays.facts(x), training))
+            quick = None if call is None else call(x, out, weight, self.bias)
+            if quick is not None:
+                y, data = quick
+                if not training:
+                    return y, None
+                lead = call.lead
+                flat = x if len(lead) == 1 else x.reshape(-1, self.in_features)
+                return y, Saved(self, flat, None, lead, call, data)
         flat = self._flat("x", x, self.in_features)
         epilog = Epilog.of(self.activation, bias=self.bias is not None, aux=training and self.activation is not None)
         lead = x.shape[:-1]
@@ -141,8 +152,8 @@ class FusedLinear:
             epilog, flat, self.weight.T, bias=self.bias, out=target, compute_type=self.compute_type, stream=stream,
             lifetime=self._lifetime,
         )  # fmt: skip
-        self._learn(x, flat, epilog, training)
-        saved = Saved(self, flat, mask, lead) if training else None
+        call = self._learn(x, flat, epilog, training)
+        saved = Saved(self, flat, mask, lead, call) if training else None
         if out is not None:
             return out, saved
         return (y if len(lead) == 1 else y.reshape(*lead, self.out_features)), saved
@@ -157,14 +168,15 @@ class FusedLinear:
             raise ArgumentError(f"out with strides {out.strides} is not contiguous; pass a C-ordered array.")
         return out if out.ndim == 2 else out.reshape(-1, self.out_features)
 
-    def _learn(self, x, flat, epilog: Epilog, training: bool) -> None:
+    def _learn(self, x, flat, epilog: Epilog, training: bool) -> LayerCall | None:
         """Keep the planned call for inputs of this shape, where one library call on contiguous arrays is all."""
         bias, weight = self.bias, self.weight
         operands = analyse(flat, weight.T, bias=bias, epilog=epilog, compute_type=self.compute_type)
         prepared = prepare(operands)
-        if prepared.lean is not None and x.flags.c_contiguous and operands.alignment == 256:
-            shape = (*x.shape[:-1], self.out_features)
-            self._calls.keep((x.shape, x.strides, training), LayerCall(prepared, weight, bias, shape, self._lifetime))
+        if prepared.lean is None or not x.flags.c_contiguous or operands.alignment != 256:
+            return None
+        call = LayerCall(prepared, weight, bias, x.shape[:-1], self._lifetime)
+        return self._calls.keep((self.arrays.facts(x), training), call)
 
     def _take(self, saved: Saved | None) -> Saved:
         if saved is None:
@@ -192,19 +204,18 @@ class FusedLinear:
             ``input`` (…, in_features), ``weight`` (out_features, in_features), ``bias`` (out_features,) or None.
         """
         expected = saved if saved is not None else self._last
+        call = expected.call if type(expected) is Saved else None
+        if stream is None and call is not None and call.backward is not None and type(dy) is type(self.weight):
+            call.check()
+            if expected.owner is self and not expected.used:
+                data = expected.data if expected._mask is None else expected._mask.raw_data()
+                found = call.backward(dy, expected.x, data, self.weight)
+                if found is not None:
+                    self._take(saved)
+                    return Gradients(*found)
         if isinstance(expected, Saved) and dy.shape != (*expected.lead, self.out_features):
             raise ArgumentError(f"dy has shape {dy.shape}, but the result had {(*expected.lead, self.out_features)}.")
         saved = self._take(saved)
-        if stream is None and type(dy) is type(self.weight):
-            step = self._steps.get((dy.shape, dy.strides, dy.dtype, saved.x.strides))
-            if step is not None and not (self.arrays.pointer(dy) | self.arrays.pointer(saved.x)) & 255:
-                mask = saved.mask
-                data = (
-                    None if mask is None else mask.data_for(mask.kind, mask.shape, self.dtype, self.device, self.arrays)
-                )
-                found = step(dy, saved.x, data, self.weight)
-                if found is not None:
-                    return Gradients(*found)
         dz, bias = self._through_activation(dy, saved)
         need = self.bias is not None and bias is None
         weight, summed = self.parameter_gradients(dz, saved, need_bias=need, stream=stream)
@@ -217,7 +228,7 @@ class FusedLinear:
         """Keep the planned backward pass for gradients of this shape, where it is a kernel and two library calls."""
         arrays, mask, weight = self.arrays, saved.mask, self.weight
         pointers = arrays.pointer(dy) | arrays.pointer(saved.x) | arrays.pointer(weight)
-        if self.device == CPU or not dy.flags.c_contiguous or pointers & 255:
+        if saved.call is None or self.device == CPU or not dy.flags.c_contiguous or pointers & 255:
             return
         through, need_bias = None, self.bias is not None
         if mask is not None:
@@ -234,8 +245,7 @@ class FusedLinear:
         if by_input.lean is None or by_weight.lean is None:
             return
         shape = (*saved.lead, self.in_features)
-        step = LayerBackward(by_input, by_weight, weight, shape, through, need_bias)
-        self._steps.keep((dy.shape, dy.strides, dy.dtype, saved.x.strides), step)
+        saved.call.backward = LayerBackward(by_input, by_weight, weight, dy, shape, through, need_bias)
 
     def _through_activation(self, dy, saved: Saved):
         """Gradient before the activation, and the bias gradient where it comes along."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import weakref
 
+from devkernels.errors import ArgumentError
 from devkernels.linear.arrays import stream_pointer
 from devkernels.linear.matmul import Prepared
 
@@ -79,51 +80,74 @@ class LeanCall:
 
 
 class LayerCall:
-    """The forward product of a layer for one shape of input, with the layer's present weight and bias."""
+    """The forward product of a layer for one shape of input, with the layer's present weight and bias.
 
-    __slots__ = ("_bias", "_bias_pointer", "_device", "_dtype", "_kind", "_lifetime", "_name", "_out", "_pointer",
-                 "_prepared", "_shape", "_strides", "_weight", "_weight_pointer")  # fmt: skip
+    Attributes
+    ----------
+    lead : tuple of int
+        Leading axes of input and result.
+    backward : LayerBackward or None
+        The backward pass for gradients of a contiguous result, once it is known.
+    """
 
-    def __init__(self, prepared: Prepared, weight, bias, shape: tuple[int, ...], lifetime):
+    __slots__ = ("_bias", "_bias_pointer", "_facts", "_launch_at", "_lifetime", "_new_aux", "_out", "_out_facts",
+                 "_pointer", "_prepared", "_stream", "_weight", "_weight_pointer", "backward", "device",
+                 "lead")  # fmt: skip
+
+    def __init__(self, prepared: Prepared, weight, bias, lead: tuple[int, ...], lifetime):
         arrays = prepared.arrays
         pointer = self._pointer = arrays.pointer
-        self._prepared, self._device, self._name = prepared, prepared.device, arrays.name
+        self._prepared, self.device, self.lead, self.backward = prepared, prepared.device, lead, None
         self._weight, self._bias, self._lifetime = weight, bias, lifetime
         self._weight_pointer, self._bias_pointer = pointer(weight), 0 if bias is None else pointer(bias)
-        self._kind, self._dtype, self._shape = type(weight), weight.dtype, shape
-        size = weight.itemsize
-        self._strides = tuple(size * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        shape = (*lead, prepared.spec.n)
+        strides = tuple(weight.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        self._facts, self._out_facts = arrays.facts, (shape, strides, weight.dtype)
         self._out = arrays.maker(shape, prepared.spec.out_dtype, prepared.device)
+        self._launch_at, self._stream, self._new_aux = prepared.lean, prepared.stream, prepared.new_aux
 
     def __call__(self, x, out, weight, bias):
-        """Run; returns (result, mask), or None where something needs a closer look."""
-        if weight is not self._weight or bias is not self._bias or x.dtype != self._dtype:
+        """Run; returns (result, raw mask), or None where something needs a closer look."""
+        if weight is not self._weight or bias is not self._bias:
             return None
-        device, pointer, prepared = self._device, self._pointer, self._prepared
+        pointer = self._pointer
         source = pointer(x)
         if out is None:
             out = self._out()
             target = pointer(out)
         else:
-            if type(out) is not self._kind or out.shape != self._shape or out.strides != self._strides:
+            if type(out) is not type(weight) or self._facts(out) != self._out_facts:
                 return None
             target = pointer(out)
-            if target & 255 or out.dtype != self._dtype or (self._name == "cupy" and out.data.device_id != device):
+            if target & 255 or not self._here(out):
                 return None
-        if source & 255 or (self._name == "cupy" and x.data.device_id != device):
+        if source & 255 or not self._here(x):
             return None
-        mask, aux = None, 0
-        if prepared.mask_class is not None:
-            data = prepared.new_aux()
+        data, aux = None, 0
+        if self._new_aux is not None:
+            data = self._new_aux()
             aux = pointer(data)
-            spec = prepared.spec
-            mask = prepared.mask_class.around(
-                data, spec.out_shape, spec.out_dtype, device, prepared.arrays, self._lifetime
-            )
-        prepared.lean.launch(source, self._weight_pointer, 0, target, self._bias_pointer, aux, prepared.stream(device))
-        if mask is not None:
-            mask.written()
-        return out, mask
+        self._launch_at.launch(source, self._weight_pointer, 0, target, self._bias_pointer, aux,
+                               self._stream(self.device))  # fmt: skip
+        return out, data
+
+    def _here(self, x) -> bool:
+        """Whether a CuPy array lies on the layer's device; with one device it cannot but do so."""
+        return not self._prepared.several or x.data.device_id == self.device
+
+    def check(self) -> None:
+        """Refuse where the layer was freed."""
+        if self._lifetime.ended:
+            raise ArgumentError(f"the mask of this forward pass cannot be used: {self._lifetime.ended}.")
+
+    def mask(self, data):
+        """Mask object around the raw mask of one call."""
+        prepared = self._prepared
+        mask = prepared.mask_class.around(
+            data, prepared.out_shape, prepared.spec.out_dtype, self.device, prepared.arrays, self._lifetime
+        )
+        mask.written()
+        return mask
 
 
 class LayerBackward:
@@ -132,11 +156,12 @@ class LayerBackward:
     `through` is the kernel of the activation with makers of its outputs (`activations.on_device`), None without one.
     """
 
-    __slots__ = ("_by_weight", "_device", "_input", "_new_db", "_new_dw", "_new_dx", "_new_dz", "_pointer", "_stream",
-                 "_through", "_weight", "_weight_pointer")  # fmt: skip
+    __slots__ = ("_by_weight", "_device", "_dy_facts", "_facts", "_input", "_new_db", "_new_dw", "_new_dx", "_new_dz",
+                 "_pointer", "_stream", "_through", "_weight", "_weight_pointer")  # fmt: skip
 
-    def __init__(self, by_input: Prepared, by_weight: Prepared, weight, dx_shape, through, need_bias: bool):
+    def __init__(self, by_input: Prepared, by_weight: Prepared, weight, dy, dx_shape, through, need_bias: bool):
         arrays = by_input.arrays
+        self._facts, self._dy_facts = arrays.facts, arrays.facts(dy)
         self._through, self._new_dz, new_db = through or (None, None, None)
         self._input, self._weight = by_input.lean, weight
         self._by_weight, self._weight_pointer, self._pointer = by_weight.lean, arrays.pointer(weight), arrays.pointer
@@ -146,12 +171,14 @@ class LayerBackward:
         self._device, self._stream = by_input.device, by_input.stream
 
     def __call__(self, dy, x, mask_data, weight):
-        """Run; (dx, dw, db), or None where the weight is another one than planned for."""
-        if weight is not self._weight:
+        """Run; (dx, dw, db), or None where the weight is another one or the gradient looks otherwise than planned."""
+        if weight is not self._weight or self._facts(dy) != self._dy_facts:
             return None
         pointer = self._pointer
+        source, x_pointer = pointer(dy), pointer(x)
+        if (source | x_pointer) & 255:
+            return None
         stream = self._stream(self._device)
-        source = pointer(dy)
         db, sums = None, 0
         if self._new_db is not None:
             db = self._new_db()
@@ -164,5 +191,5 @@ class LayerBackward:
         dx = self._new_dx()
         self._input.launch(source, self._weight_pointer, 0, pointer(dx), 0, 0, stream)
         dw = self._new_dw()
-        self._by_weight.launch(source, pointer(x), 0, pointer(dw), sums, 0, stream)
+        self._by_weight.launch(source, x_pointer, 0, pointer(dw), sums, 0, stream)
         return dx, dw, db

@@ -121,6 +121,11 @@ class Mask:
             raise ArgumentError(f"{self!r} belongs to a {self.dtype} result, but the product is {dtype}.")
         return self._buffer.data
 
+    def raw_data(self):
+        """Return the raw buffer itself, if the mask is alive."""
+        self._check_alive()
+        return self._buffer.data
+
     def written(self) -> None:
         """Note that the forward product has filled the buffer; NumPy's is locked from now on."""
         if self.arrays.name == "numpy":
