@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from devkernels.errors import ArgumentError
 from devkernels.kernels import arrays, convolve_plan
 from devkernels.kernels.convolver import FFTConvolve
 
@@ -47,9 +48,17 @@ def _windows(array: Any, length: int, step: int) -> Any:
     return _module(array).lib.stride_tricks.sliding_window_view(array, length, axis=-1)[..., ::step, :]
 
 
-def sum_to(array: Any, batch: tuple[int, ...]) -> Any:
-    """Sum over the leading axes along which an operand of this batch shape was broadcast."""
-    extra = len(array.shape) - 1 - len(batch)
+def recording(x: Any, h: Any) -> bool:
+    """Whether torch is recording gradients of these arrays."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor) or not torch.is_grad_enabled():
+        return False
+    return bool(x.requires_grad or h.requires_grad)
+
+
+def sum_to(array: Any, batch: tuple[int, ...], tail: int = 1) -> Any:
+    """Sum over the leading axes, all but `tail`, along which an operand of this batch shape was broadcast."""
+    extra = len(array.shape) - tail - len(batch)
     axes = tuple(range(extra))
     if axes:
         array = array.sum(axes)
@@ -136,17 +145,31 @@ def _function() -> Any:
 
         @staticmethod
         def backward(ctx, gradient):
+            from devkernels.kernels import convolve_grad, convolve_grad2d
+
             x, h = ctx.saved_tensors
             plan, of_x, of_h = ctx.plan, None, None
+            tail, ways = (2, convolve_grad2d) if hasattr(plan, "plans") else (1, convolve_grad)
             if ctx.needs_input_grad[1]:
-                of_x = input_gradient(plan, gradient, h, tuple(x.shape[:-1]))
+                of_x = ways.input_gradient(plan, gradient, h, tuple(x.shape[:-tail]))
             if ctx.needs_input_grad[2]:
-                of_h = filter_gradient(plan, gradient, x, tuple(h.shape[:-1]))
+                of_h = ways.filter_gradient(plan, gradient, x, tuple(h.shape[:-tail]))
             return None, of_x, of_h
 
     return Convolve
 
 
-def apply(plan: FFTConvolve, x: Any, h: Any) -> Any:
-    """Convolve torch tensors so that gradients flow."""
+def apply(plan: Any, x: Any, h: Any) -> Any:
+    """Convolve torch tensors so that gradients flow.
+
+    Raises
+    ------
+    ArgumentError
+        The plan has a prologue or an epilogue, whose derivatives are not known.
+    """
+    if plan.prologue is not None or plan.epilogue is not None:
+        raise ArgumentError(
+            "the derivatives of a prologue or epilogue are not known; pass detached tensors, or put these functions "
+            "beside the convolution.", spec=plan,
+        )  # fmt: skip
     return _function().apply(plan, x, h)

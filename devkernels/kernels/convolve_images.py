@@ -6,12 +6,19 @@ memory; the spectrum along rows stays in the engine's order, since nobody in bet
 Two real images travel as one complex image (convolution is linear), complex ones alone: a *plate* is such a unit. With
 `groups` filters, plate q of group g holds images ``step q * groups + g`` and ``(step q + 1) * groups + g``; in the work
 array plate and group make page ``q * groups + g``, of `height` rows of `width` (the row transform's length) values.
+
+What is not finite in one image must not spoil the other of its plate: the first kernel takes it for zero and marks the
+image, one number for each of its blocks (bit 0 the first image of the plate, bit 1 the second); the last kernel makes
+marked images NaN throughout, as the transform would have.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from devkernels.device.inline import device_function
 from devkernels.engine import emit
 from devkernels.engine.block_fft import BlockFFT
 from devkernels.kernels.convolve_rows import _finish
@@ -19,36 +26,158 @@ from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.lazy import cuda
 
 
-@lazy_kernel
-def rows_forward_kernel(fft: BlockFFT, dtype: str):
-    """Kernel ``f(x, work, images, groups, image_rows, image_columns, page_rows)``: grid (chunks of rows, pages)."""
-    real = not dtype.startswith("complex")
-    first = emit.gather(emit.Move(fft.offsets, fft.dtype.name, dtype, "real" if real else "both", masked=True))
-    second = emit.gather(emit.Move(fft.offsets, fft.dtype.name, dtype, "imag" if real else "both", masked=True))
-    forward, store = fft.forward, fft.store
-    elements, number, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
-    step = 2 if real else 1
+def _each_sample(fft: BlockFFT, function: Callable | None, part: str, wraps: bool = False) -> Callable:
+    """Device function ``f(data, image, row, column, width)``: samples through ``f(value, image, row, column)``."""
+    if function is None:
 
-    def transform_rows(x, work, images, groups, image_rows, image_columns, page_rows):
+        def nothing(data, image, row, column, width):
+            return None
+
+        return device_function(nothing)
+    function, elements, step, scalar = device_function(function), fft.elements_per_thread, fft.stride, fft.dtype.type
+    real = np.float32 if fft.dtype == np.complex64 else np.float64
+
+    def apply(data, image, row, column, width):
+        for e in range(elements):
+            place = column + e * step
+            if wraps and place < 0:
+                place += width
+            if place >= 0 and place < width:
+                if part == "both":
+                    data[e] = scalar(function(data[e], image, row, place))
+                elif part == "real":
+                    data[e] = complex(real(function(data[e].real, image, row, place)), data[e].imag)
+                else:
+                    data[e] = complex(data[e].real, real(function(data[e].imag, image, row, place)))
+
+    return device_function(apply)
+
+
+def _apart(fft: BlockFFT) -> Callable:
+    """Device function ``f(data, marks, place)``: take what is not finite for zero, and mark in which part it was."""
+    elements = fft.elements_per_thread
+    real = np.float32 if fft.dtype == np.complex64 else np.float64
+    zero = real(0)
+
+    def separate(data, marks, place):
+        first, second = zero, zero
+        for e in range(elements):  # zero, unless one of the values is not finite
+            first += data[e].real * zero
+            second += data[e].imag * zero
+        mark = 0
+        found = (1 if first != 0 else 0) | (2 if second != 0 else 0)
+        if cuda.syncthreads_or(np.int32(found)):
+            mark = 1 if cuda.syncthreads_or(np.int32(found & 1)) else 0
+            mark |= 2 if cuda.syncthreads_or(np.int32(found & 2)) else 0
+            for e in range(elements):
+                re, im = data[e].real, data[e].imag
+                data[e] = complex(re if re - re == 0 else zero, im if im - im == 0 else zero)
+        if cuda.threadIdx.x == 0 and cuda.threadIdx.y == 0:
+            marks[place] = mark
+
+    return device_function(separate)
+
+
+def _spoil(fft: BlockFFT) -> Callable:
+    """Device function ``f(data, marks, start, count)``: make the marked parts NaN."""
+    elements, threads = fft.elements_per_thread, fft.stride * fft.ffts_per_block
+    nan = np.float32(np.nan) if fft.dtype == np.complex64 else np.float64(np.nan)
+    stride = fft.stride
+
+    def spoil(data, marks, start, count):
+        mark = 0
+        for place in range(cuda.threadIdx.y * stride + cuda.threadIdx.x, count, threads):
+            mark |= marks[start + place]
+        if cuda.syncthreads_or(np.int32(mark)):
+            first, second = cuda.syncthreads_or(np.int32(mark & 1)), cuda.syncthreads_or(np.int32(mark & 2))
+            for e in range(elements):
+                data[e] = complex(nan if first else data[e].real, nan if second else data[e].imag)
+
+    return device_function(spoil)
+
+
+@lazy_kernel
+def rows_forward_kernel(
+    fft: BlockFFT, dtype: str, pairs: bool = False, wraps: bool = False, prologue: Callable | None = None
+):
+    """Kernel ``f(x, work, marks, images, groups, image_rows, image_columns, page_rows, lead_y, lead_x)``.
+
+    Grid (chunks of rows, pages). With `pairs` two real images make one plate. With `wraps` row r of a page is row
+    ``r - lead_y`` of the image and its sample c sample ``c - lead_x``, those before the first counted from the end.
+    """
+    real = not dtype.startswith("complex")
+    parts = ("real", "imag") if real else ("both", "both")
+    first, second = (emit.gather(emit.Move(fft.offsets, fft.dtype.name, dtype, part, masked=True)) for part in parts)
+    around, around_second = (
+        emit.gather(emit.Move(fft.offsets, fft.dtype.name, dtype, part, masked=True, keep=True)) for part in parts
+    )
+    before, before_second = (_each_sample(fft, prologue, part, wraps) for part in parts)
+    forward, store, separate = fft.forward, fft.store, _apart(fft)
+    elements, number, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+    step, zero = 2 if pairs else 1, fft.dtype.type(0)
+
+    def transform_rows(x, work, marks, images, groups, image_rows, image_columns, page_rows, lead_y, lead_x):
         data = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
         thread = np.int64(cuda.threadIdx.x)
         page = np.int64(cuda.blockIdx.y)
         row = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
         image = step * (page // groups) * groups + page % groups
-        live = row < image_rows
+        live = row < image_rows + lead_y
         width = image_columns if live else 0
-        base = (image * image_rows + row) * image_columns + thread
-        first(data, x, base, thread, width)
-        if real:
+        source, column = row, thread
+        if wraps:
+            source = row - lead_y if row >= lead_y else row - lead_y + image_rows
+            column = thread - lead_x
+        base = (image * image_rows + source) * image_columns + column
+        if real and not pairs:
+            for e in range(elements):
+                data[e] = zero
+        first(data, x, base, column, width)
+        if wraps:
+            around(data, x, base + image_columns, column + image_columns, width if column < 0 else 0)
+        before(data, image, source, column, width)
+        if pairs:
             other = image + groups
             width = width if other < images else 0
-            second(data, x, (other * image_rows + row) * image_columns + thread, thread, width)
+            base = (other * image_rows + source) * image_columns + column
+            second(data, x, base, column, width)
+            if wraps:
+                around_second(data, x, base + image_columns, column + image_columns, width if column < 0 else 0)
+            before_second(data, other, source, column, width)
+            separate(data, marks, page * np.int64(cuda.gridDim.x) + np.int64(cuda.blockIdx.x))
         forward(data, shared)
         if live:
             store(data, work, (page * page_rows + row) * size + thread)
 
     return _finish(fft, transform_rows)
+
+
+@lazy_kernel
+def columns_spectrum_kernel(fft: BlockFFT, width: int):
+    """Kernel ``f(work, rows)``: columns of filters, of which `rows` rows are there, in place; over the points."""
+    offsets = tuple(offset * width for offset in fft.offsets)
+    load = emit.gather(emit.Move(offsets, fft.dtype.name, masked=True))
+    store = emit.scatter(emit.Move(offsets, fft.dtype.name))
+    forward = fft.forward
+    elements, number, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+    scale = np.float32(1 / (size * width)) if number == np.complex64 else np.float64(1 / (size * width))
+
+    def transform_columns(work, rows):
+        data = cuda.local.array(elements, number)
+        shared = cuda.shared.array(0, number)
+        column = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.x)
+        live = column < width
+        place = np.int64(cuda.threadIdx.y) * width + min(column, width - 1)
+        base = np.int64(cuda.blockIdx.y) * (size * width) + place
+        load(data, work, base, place, rows * width)
+        forward(data, shared)
+        for e in range(elements):
+            data[e] = data[e] * scale
+        if live:
+            store(data, work, base)
+
+    return _finish(fft, transform_columns)
 
 
 @lazy_kernel
@@ -87,16 +216,20 @@ def columns_kernel(fft: BlockFFT, width: int):
 
 
 @lazy_kernel
-def rows_inverse_kernel(fft: BlockFFT, dtype: str):
-    """Kernel ``f(work, out, images, groups, out_rows, out_columns, page_rows, start)``; grid as in the forward one."""
+def rows_inverse_kernel(fft: BlockFFT, dtype: str, pairs: bool = False, epilogue: Callable | None = None):
+    """Kernel ``f(work, out, marks, images, groups, out_rows, out_columns, page_rows, start, chunks)``.
+
+    The grid is as in the forward one, which had `chunks` blocks for each page.
+    """
     real = not dtype.startswith("complex")
     first = emit.scatter(emit.Move(fft.offsets, fft.dtype.name, dtype, "real" if real else "both", masked=True))
     second = emit.scatter(emit.Move(fft.offsets, fft.dtype.name, dtype, "imag" if real else "both", masked=True))
     inverse, load = fft.inverse, fft.load
     elements, number, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
-    step = 2 if real else 1
+    step, spoil = 2 if pairs else 1, _spoil(fft)
+    after, after_second = (_each_sample(fft, epilogue, part) for part in (("real", "imag") if real else ("both",) * 2))
 
-    def finish_rows(work, out, images, groups, out_rows, out_columns, page_rows, start):
+    def finish_rows(work, out, marks, images, groups, out_rows, out_columns, page_rows, start, chunks):
         data = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
         thread = np.int64(cuda.threadIdx.x)
@@ -105,11 +238,15 @@ def rows_inverse_kernel(fft: BlockFFT, dtype: str):
         image = step * (page // groups) * groups + page % groups
         load(data, work, (page * page_rows + min(row, out_rows - 1)) * size + thread)
         inverse(data, shared)
+        if pairs:
+            spoil(data, marks, page * chunks, chunks)
         if row < out_rows:
             column = thread - start
+            after(data, image, row, column, out_columns)
             first(data, out, (image * out_rows + row) * out_columns + column, column, out_columns)
             other = image + groups
-            if real and other < images:
+            if pairs and other < images:
+                after_second(data, other, row, column, out_columns)
                 second(data, out, (other * out_rows + row) * out_columns + column, column, out_columns)
 
     return _finish(fft, finish_rows)

@@ -23,7 +23,7 @@ import numpy as np
 from devkernels.device.inline import device_function
 from devkernels.engine import emit
 from devkernels.engine.block_fft import BlockFFT
-from devkernels.kernels.convolve_rows import _finish
+from devkernels.kernels.convolve_rows import _finish, each_sample
 from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.lazy import cuda
 
@@ -35,40 +35,12 @@ def _halves(dtype: str, halves: bool) -> tuple[str, ...]:
     return ("real", "imag") if halves else ("real",)
 
 
-def _each_sample(fft: BlockFFT, function: Callable | None, pitch: int, part: str, wraps: bool) -> Callable:
-    """Device function ``f(data, row, position, length)``: samples of a row through the user's function."""
-    if function is None:
-
-        def nothing(data, row, position, length):
-            return None
-
-        return device_function(nothing)
-    function, elements, step, scalar = device_function(function), fft.elements_per_thread, fft.stride * pitch, fft.dtype
-    scalar = scalar.type
-    number = np.float32 if fft.dtype == np.complex64 else np.float64
-
-    def apply(data, row, position, length):
-        for e in range(elements):
-            place = position + e * step
-            if wraps and place < 0:
-                place += length
-            if place >= 0 and place < length:
-                if part == "both":
-                    data[e] = scalar(function(data[e], row, place))
-                elif part == "real":
-                    data[e] = complex(number(function(data[e].real, row, place)), data[e].imag)
-                else:
-                    data[e] = complex(data[e].real, number(function(data[e].imag, row, place)))
-
-    return device_function(apply)
-
-
 def _reader(fft: BlockFFT, pitch: int, dtype: str, part: str, wraps: bool, prologue: Callable | None) -> Callable:
     """Device function ``f(data, x, row, base, position, length)``: one part of a thread's share of a segment."""
     offsets = tuple(offset * pitch for offset in fft.offsets)
     load = emit.gather(emit.Move(offsets, fft.dtype.name, dtype, part, masked=True))
     again = emit.gather(emit.Move(offsets, fft.dtype.name, dtype, part, masked=True, keep=True))
-    before = _each_sample(fft, prologue, pitch, part, wraps)
+    before = each_sample(fft, prologue, part, pitch, wraps)
 
     def read(data, x, row, base, position, length):
         load(data, x, base + position, position, length)
@@ -213,7 +185,7 @@ def columns_inverse_kernel(fft: BlockFFT, pitch: int, dtype: str, halves: bool, 
     first, second = (
         emit.scatter(emit.Move(offsets, fft.dtype.name, dtype, part, masked=True)) for part in (parts[0], parts[-1])
     )
-    after, after_second = (_each_sample(fft, epilogue, pitch, part, False) for part in (parts[0], parts[-1]))
+    after, after_second = (each_sample(fft, epilogue, part, pitch) for part in (parts[0], parts[-1]))
     two = len(parts) == 2
     inverse, points = fft.inverse, fft.size * pitch
     elements, number, per_block = fft.elements_per_thread, fft.dtype, fft.ffts_per_block

@@ -21,6 +21,7 @@ from devkernels.engine.block_fft import BlockFFT
 from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.launch.jit import kernel
 from devkernels.lazy import cuda
+from devkernels.target import simulating
 
 
 @dataclass(frozen=True)
@@ -66,29 +67,97 @@ def _row_functions(rows: Rows):
     return device_function(out_row), device_function(x_row)
 
 
-def _touch_up(fft: BlockFFT, function: Callable | None, real: bool) -> Callable:
-    """Device function ``f(data, row, first)`` that puts each element through the user's ``f(value, row, position)``."""
+def each_sample(fft: BlockFFT, function: Callable | None, part: str, pitch: int = 1, wraps: bool = False) -> Callable:
+    """Device function ``f(data, row, position, length)``: samples through the user's ``f(value, row, position)``.
+
+    Slot e holds, in the given part of its complex number, sample ``position + offsets[e] * pitch`` of a row; those
+    outside of the row are left alone, or with `wraps` those before it are the last ones.
+    """
     if function is None:
 
-        def nothing(data, row, first):
+        def nothing(data, row, position, length):
             return None
 
         return device_function(nothing)
-    function, elements, stride = device_function(function), fft.elements_per_thread, fft.stride
+    function, elements, step = device_function(function), fft.elements_per_thread, fft.stride * pitch
     scalar = fft.dtype.type
-    part = np.float32 if fft.dtype == np.complex64 else np.float64
-    if real:
+    real = np.float32 if fft.dtype == np.complex64 else np.float64
 
-        def apply(data, row, first):
-            for e in range(elements):
-                data[e] = scalar(part(function(data[e].real, row, first + e * stride)))
-    else:
-
-        def apply(data, row, first):
-            for e in range(elements):
-                data[e] = scalar(function(data[e], row, first + e * stride))
+    def apply(data, row, position, length):
+        for e in range(elements):
+            place = position + e * step
+            if wraps and place < 0:
+                place += length
+            if place >= 0 and place < length:
+                if part == "both":
+                    data[e] = scalar(function(data[e], row, place))
+                elif part == "real":
+                    data[e] = complex(real(function(data[e].real, row, place)), data[e].imag)
+                else:
+                    data[e] = complex(data[e].real, real(function(data[e].imag, row, place)))
 
     return device_function(apply)
+
+
+def vote(fft: BlockFFT) -> Callable:
+    """Device function ``f(flag)``: whether any thread that meets this one at the transform's barriers has the flag."""
+    barriers = {exchange.barrier for exchange in fft.plan.exchanges}
+    if not barriers:
+
+        def any_of_them(flag):
+            return flag
+    elif "block" in barriers or fft.stride * fft.ffts_per_block % 32 or simulating():
+
+        def any_of_them(flag):
+            return cuda.syncthreads_or(np.int32(flag)) != 0
+    else:
+
+        def any_of_them(flag):
+            return cuda.any_sync(0xFFFFFFFF, flag)
+
+    return device_function(any_of_them)
+
+
+def apart(fft: BlockFFT) -> Callable:
+    """Device function ``f(data)`` that keeps the two rows of a complex one apart.
+
+    What is not finite in a row is taken for zero, lest it spoil the other; the result says for which row of this thread
+    that was so: bit 0 the real parts, bit 1 the imaginary ones.
+    """
+    any_of_them, elements, per_block = vote(fft), fft.elements_per_thread, fft.ffts_per_block
+    zero = np.float32(0) if fft.dtype == np.complex64 else np.float64(0)
+
+    def separate(data):
+        first, second = zero, zero
+        for e in range(elements):  # zero, unless one of the values is not finite
+            first += data[e].real * zero
+            second += data[e].imag * zero
+        found = (1 if first != 0 else 0) | (2 if second != 0 else 0)
+        mark = 0
+        if any_of_them(found != 0):
+            for row in range(per_block):
+                mine = cuda.threadIdx.y == row
+                bad_first, bad_second = any_of_them(mine and found & 1 != 0), any_of_them(mine and found & 2 != 0)
+                if mine:
+                    mark = (1 if bad_first else 0) | (2 if bad_second else 0)
+            for e in range(elements):
+                re, im = data[e].real, data[e].imag
+                data[e] = complex(re if re - re == 0 else zero, im if im - im == 0 else zero)
+        return mark
+
+    return device_function(separate)
+
+
+def spoiler(fft: BlockFFT) -> Callable:
+    """Device function ``f(data, mark)``: NaN in the real parts (bit 0), or the imaginary ones (bit 1)."""
+    elements = fft.elements_per_thread
+    nan = np.float32(np.nan) if fft.dtype == np.complex64 else np.float64(np.nan)
+
+    def spoil(data, mark):
+        for e in range(elements):
+            data[e] = complex(nan if mark & 1 else data[e].real, nan if mark & 2 else data[e].imag)
+
+    return device_function(spoil)
 
 
 def _moves(fft: BlockFFT, rows: Rows, part: str, masked: bool, keep: bool = False, adds: bool = False):
@@ -135,7 +204,7 @@ def circular_kernel(fft: BlockFFT, rows: Rows):
     """Kernel of circular convolution of complex rows whose length is the transform's."""
     load, store = _moves(fft, rows, "both", masked=False)
     out_row, x_row = _row_functions(rows)
-    before, after = _touch_up(fft, rows.prologue, False), _touch_up(fft, rows.epilogue, False)
+    before, after = (each_sample(fft, function, "both") for function in (rows.prologue, rows.epilogue))
     load_filter, forward, filter_inverse = fft.load, fft.forward, fft.filter_inverse
     elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
 
@@ -148,12 +217,12 @@ def circular_kernel(fft: BlockFFT, rows: Rows):
         member = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
         row = out_row(group, min(member, members - 1), groups, inner)
         load(data, x, x_row(row, x_inner, x_rows) * size + thread)
-        before(data, row, thread)
+        before(data, row, thread, size)
         forward(data, shared)
         load_filter(factors, spectra, group * size + thread)
         filter_inverse(data, factors, shared)
         if member < members:
-            after(data, row, thread)
+            after(data, row, thread, size)
             store(data, out, row * size + thread)
 
     return _finish(fft, convolve_circular)
@@ -165,8 +234,11 @@ def circular_pair_kernel(fft: BlockFFT, rows: Rows):
     load_first, store_first = _moves(fft, rows, "real", masked=False)
     load_second, store_second = _moves(fft, rows, "imag", masked=False)
     out_row, x_row = _row_functions(rows)
+    before, before_second = (each_sample(fft, rows.prologue, part) for part in ("real", "imag"))
+    after, after_second = (each_sample(fft, rows.epilogue, part) for part in ("real", "imag"))
     load_filter, forward, filter_inverse = fft.load, fft.forward, fft.filter_inverse
     elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+    separate, spoil = apart(fft), spoiler(fft)
 
     def convolve_circular_pairs(x, spectra, out, members, groups, inner, x_inner, x_rows):
         data = cuda.local.array(elements, dtype)
@@ -179,12 +251,19 @@ def circular_pair_kernel(fft: BlockFFT, rows: Rows):
         second = out_row(group, min(member + 1, members - 1), groups, inner)
         load_first(data, x, x_row(first, x_inner, x_rows) * size + thread)
         load_second(data, x, x_row(second, x_inner, x_rows) * size + thread)
+        before(data, first, thread, size)
+        before_second(data, second, thread, size)
+        mark = separate(data)
         forward(data, shared)
         load_filter(factors, spectra, group * size + thread)
         filter_inverse(data, factors, shared)
+        if mark:
+            spoil(data, mark)
         if member < members:
+            after(data, first, thread, size)
             store_first(data, out, first * size + thread)
         if member + 1 < members:
+            after_second(data, second, thread, size)
             store_second(data, out, second * size + thread)
 
     return _finish(fft, convolve_circular_pairs)
@@ -201,7 +280,8 @@ def linear_kernel(fft: BlockFFT, rows: Rows, whole: bool, tail: bool):
     load, store = _moves(fft, rows, "real", masked=not whole)
     _, store_tail = _moves(fft, rows, "imag", masked=True)
     out_row, x_row = _row_functions(rows)
-    before, after = _touch_up(fft, rows.prologue, True), _touch_up(fft, rows.epilogue, True)
+    before = each_sample(fft, rows.prologue, "real")
+    after, after_tail = (each_sample(fft, rows.epilogue, part) for part in ("real", "imag"))
     load_filter, forward, filter_inverse = fft.load, fft.forward, fft.filter_inverse
     elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
 
@@ -218,20 +298,20 @@ def linear_kernel(fft: BlockFFT, rows: Rows, whole: bool, tail: bool):
             load(data, x, base)
         else:
             load(data, x, base, thread, length)
-        before(data, row, thread)
+        before(data, row, thread, length)
         forward(data, shared)
         load_filter(factors, spectra, group * size + thread)
         filter_inverse(data, factors, shared)
         if member < members:
             if whole:
-                after(data, row, thread)
+                after(data, row, thread, size)
                 store(data, out, row * size + thread)
             else:
                 first = thread - start
-                if not tail:
-                    after(data, row, first)
+                after(data, row, first, window)
                 store(data, out, row * window + first, first, window)
                 if tail:
+                    after_tail(data, row, first + size, window)
                     store_tail(data, out, row * window + first + size, first + size, window)
 
     return _finish(fft, convolve_linear)
@@ -259,6 +339,9 @@ def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool, adds: bool = False):
     step = 2 if real else 1
     one, repeats = rows.layout == "one", rows.repeats
 
+    before = each_sample(fft, rows.prologue, part, 1, wraps)
+    before_second = each_sample(fft, rows.prologue, second, 1, wraps)
+    after, after_second = (each_sample(fft, rows.epilogue, which) for which in (part, second))
     fetch = _fetch(inside, load, wrap, size, wraps)
     fetch_second = _fetch(inside_second, load_second, wrap_second, size, wraps)
 
@@ -281,8 +364,10 @@ def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool, adds: bool = False):
         done = segment * hop
         begin = start + done - (taps - 1)
         fetch(data, x, source * length, begin, length, thread)
+        before(data, row, begin + thread, length)
         if real:
             fetch_second(data, x, source * length, begin + hop, length, thread)
+            before_second(data, row, begin + hop + thread, length)
         forward(data, shared)
         load_filter(factors, spectra, group * size + thread)
         filter_inverse(data, factors, shared)
@@ -290,8 +375,10 @@ def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool, adds: bool = False):
         if live:
             base, limit = row * window + done + first, max(0, min(hop, window - done))
             left = max(0, min(hop, window - done - hop))
+            after(data, row, done + first, done + limit)
             store(data, out, base, first, limit)
             if real:
+                after_second(data, row, done + hop + first, done + hop + left)
                 store_second(data, out, base + hop, first, left)
 
     return _finish(fft, convolve_overlapping)

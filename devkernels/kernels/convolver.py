@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -154,12 +153,13 @@ class FFTConvolve:
             h = expand(h, (*rule.shape, self.plan.taps))
         if expand_x:
             x = expand(x, (*rule.shape, self.plan.length))
-        if h is not None and _differentiable(seen, x, h):
-            if out is not None:
-                raise ArgumentError("out cannot be given where gradients are recorded; use torch.no_grad().", spec=self)
-            from devkernels.kernels.convolve_grad import apply
+        if seen.library == "torch" and h is not None:
+            from devkernels.kernels import convolve_grad
 
-            return apply(self, x, h)
+            if convolve_grad.recording(x, h):
+                if out is not None:
+                    raise ArgumentError("out cannot be given where gradients are recorded; use torch.no_grad().")
+                return convolve_grad.apply(self, x, h)
         shape = (*rule.shape, self.plan.window)
         if out is not None:
             self._check_out(out, seen, shape)
@@ -253,11 +253,6 @@ class FFTConvolve:
             return run, grid, (*numbers, plan.length, plan.start, plan.window)
         make = convolve_rows.circular_pair_kernel if pairs else convolve_rows.circular_kernel
         return make(fft, kind), grid, numbers
-
-
-def _differentiable(seen: arrays.Described, x: Any, h: Any) -> bool:
-    """Whether torch is recording gradients of these arrays."""
-    return seen.library == "torch" and sys.modules["torch"].is_grad_enabled() and (x.requires_grad or h.requires_grad)
 
 
 def _detached(array: Any) -> Any:

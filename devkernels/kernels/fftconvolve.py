@@ -24,13 +24,10 @@ def _planned(
     epilogue: Callable | None, tune: bool,
 ) -> FFTConvolve:  # fmt: skip
     plan = convolve_plan.plan_rows(mode, length, taps, dtype, method)
-    if (prologue or epilogue) and not (plan.method == "linear" or (plan.method == "circular" and "complex" in dtype)):
+    if epilogue and plan.parts > 1:
         raise SpecError(
-            f"prologue and epilogue are not available where a row is done in segments or two at a time "
-            f"(mode={mode!r}, rows of {length}, filter of {taps}, {dtype})."
+            f"epilogue is not available where rows are passed several times, as with this filter of {taps} samples."
         )
-    if epilogue and plan.method == "linear" and plan.tail:
-        raise SpecError("epilogue needs a window within the transform's length; use mode='causal'.")
     return FFTConvolve(plan, dtype, mode, prologue, epilogue, tune)
 
 
@@ -59,8 +56,8 @@ def make_fftconvolve(
     method : {"overlap"}, optional
         Use overlap-save also where one transform would hold a row. Default: whatever is estimated to be fastest.
     prologue, epilogue : callable, optional
-        Device functions ``f(value, row, position)`` applied to each sample on load and on store, inside the kernel.
-        Available for "causal" rows that fit one transform, and for circular complex rows.
+        Device functions ``f(value, row, position)`` applied to each sample on load and on store, inside the kernel: to
+        the samples of x (not to the zeros around them) and to those of the result; `row` counts rows of the result.
     tune : bool
         Measure which plan is fastest on this GPU, once, and keep it (see `block_fft`).
 

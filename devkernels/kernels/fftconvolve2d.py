@@ -1,100 +1,100 @@
 """Convolution over the last two axes in three kernels: rows, columns with the filter, rows.
 
-in: images and a filter, arrays of NumPy, CuPy or torch. out: an array of the same kind.
+in: images and filters, arrays of NumPy, CuPy or torch. out: an array of the same kind. The work area holds one complex
+page, of the transform's width and the image's height, for each image, or for two real ones.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from devkernels.engine import choose
 from devkernels.engine.block_fft import BlockFFT, block_fft
-from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedSizeError
+from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
 from devkernels.kernels import arrays, convolve_images, convolve_plan
+from devkernels.kernels.convolve_batch import expand
 from devkernels.kernels.convolve_long import columns_fft
 from devkernels.kernels.convolve_plan import COMPUTE, MODES
+from devkernels.kernels.convolve_plan2d import AxisPlan, axis_plan
 
 _MOST_GRID_Y = 65535
 
 
-def axis_plan(mode: str, length: int, taps: int, precision: str) -> tuple[int, int, int]:
-    """(transform length, start, window) along one axis."""
-    start, window = convolve_plan.window(mode, length, taps)
-    bytes_ = convolve_plan.word_bytes(precision)
-    if mode == "circular":
-        if taps > length:
-            raise SpecError(f"mode='circular' needs a filter no larger than the images: {taps} > {length}.")
-        choose.choose(length, bytes_)
-        return length, start, window
-    # What wraps around must not reach the window: sample n + N of the full convolution lies on sample n.
-    needed = max(length, start + window, length + taps - 1 - start)
-    top = choose.largest(bytes_)
-    sizes = sorted(base << k for base in (1, 3, 9) for k in range(1, 15) if 4 <= base << k <= top)
-    for size in sizes:
-        if size >= needed:
-            try:
-                choose.choose(size, bytes_)
-            except UnsupportedSizeError:
-                continue
-            return size, start, window
-    raise UnsupportedSizeError(f"An axis of {length} with {taps} taps needs {needed} points; the most is {top}.")
-
-
 class FFTConvolve2D:
-    """A planned two-dimensional convolution; made by `make_fftconvolve2d`."""
+    """A planned two-dimensional convolution; made by `make_fftconvolve2d`, which documents it."""
 
-    def __init__(self, shape: tuple[int, int], taps: tuple[int, int], dtype: str, mode: str):
-        self.shape, self.taps, self.dtype, self.mode = shape, taps, dtype, mode
-        precision = COMPUTE[dtype]
-        plans = [axis_plan(mode, n, k, precision) for n, k in zip(shape, taps, strict=True)]
-        (self.height, self.start_y, out_y), (self.width, self.start_x, out_x) = plans
-        self.out_shape = (out_y, out_x)
-        self.rows: BlockFFT = block_fft(self.width, precision)
-        self.columns: BlockFFT = columns_fft(self.height, precision)
+    def __init__(
+        self, plans: tuple[AxisPlan, AxisPlan], dtype: str, mode: str = "window", prologue: Callable | None = None,
+        epilogue: Callable | None = None,
+    ):  # fmt: skip
+        self.plans, self.dtype, self.mode = plans, dtype, mode
+        self.prologue, self.epilogue = prologue, epilogue
+        precision, (y, x) = COMPUTE[dtype], plans
+        self.shape, self.taps, self.out_shape = (y.length, x.length), (y.taps, x.taps), (y.window, x.window)
+        self.rows: BlockFFT = block_fft(x.size, precision)
+        self.columns: BlockFFT = columns_fft(y.size, precision)
+        self._pairs = not dtype.startswith("complex")
+        wraps = bool(y.lead or x.lead)
         self._kernels = (
-            convolve_images.rows_forward_kernel(self.rows, dtype),
-            convolve_images.columns_kernel(self.columns, self.width),
-            convolve_images.rows_inverse_kernel(self.rows, dtype),
+            convolve_images.rows_forward_kernel(self.rows, dtype, self._pairs, wraps, prologue),
+            convolve_images.columns_kernel(self.columns, x.size),
+            convolve_images.rows_inverse_kernel(self.rows, dtype, self._pairs, epilogue),
+        )
+        self._filter_kernels = (
+            convolve_images.rows_forward_kernel(self.rows, dtype, False, False, None),
+            convolve_images.columns_spectrum_kernel(self.columns, x.size),
         )
 
     def __repr__(self) -> str:
-        return f"<FFTConvolve2D {self.mode} of {self.shape} with {self.taps}, {self.dtype}, {self.height}x{self.width}>"
+        sizes = "x".join(str(plan.size) for plan in self.plans)
+        return f"<FFTConvolve2D {self.mode} of {self.shape} with {self.taps}, {self.dtype}, {sizes}>"
 
-    @property
-    def _real(self) -> bool:
-        return not self.dtype.startswith("complex")
+    # -- filters -------------------------------------------------------------------------------------------------------
 
     def prepare(self, h: Any) -> Any:
-        """Transform filters (..., rows, columns) once, with the array library's FFT; give the result as `spectra`."""
+        """Transform filters (..., rows, columns) once, in two kernels; give the result to calls as `spectra`."""
         seen = arrays.describe(h, "h")
+        self._check_filter(seen)
+        count, (y, x) = math.prod(seen.shape[:-2]), self.plans
+        spectra = arrays.empty(h, (count * y.size * x.size,), self.columns.dtype.name)
+        marks = arrays.empty(h, (1,), "int32")
+        first, second = self._filter_kernels
+
+        def launch(h, spectra, marks):
+            for start in range(0, count, _MOST_GRID_Y):
+                some = min(_MOST_GRID_Y, count - start)
+                part = spectra[start * y.size * x.size : (start + some) * y.size * x.size]
+                taps = h[start * y.taps * x.taps : (start + some) * y.taps * x.taps]
+                first[self._grid(self.rows, y.taps, some)](taps, part, marks, some, 1, *self.taps, y.size, 0, 0)
+                second[self._grid(self.columns, x.size, some)](part, y.taps)
+
+        arrays.run_where_kernels_live(
+            {"h": arrays.cast(h, self.dtype).reshape(-1), "spectra": spectra, "marks": marks}, launch, ("spectra",)
+        )
+        return seen.shape[:-2], spectra
+
+    def _check_filter(self, seen: arrays.Described) -> None:
         if seen.dtype != self.dtype or seen.shape[-2:] != self.taps:
             raise ArgumentError(
                 f"the filter has shape {seen.shape} and dtype {seen.dtype}; its last axes must be {self.taps}, "
                 f"its dtype {self.dtype}.", spec=self,
             )  # fmt: skip
-        order_y = self.columns.spectrum_index.T.reshape(-1)
-        order_x = self.rows.spectrum_index.T.reshape(-1)
-        size, scale = (self.height, self.width), 1 / (self.height * self.width)
-        if seen.library == "torch":
-            torch = sys.modules["torch"]
-            wide = h.to(torch.complex128 if self.columns.dtype == np.complex128 else torch.complex64)
-            spectrum = torch.fft.fft2(wide, s=size) * scale
-            y, x = (torch.as_tensor(order, device=h.device) for order in (order_y, order_x))
-            spectrum = spectrum.index_select(-2, y).index_select(-1, x)
-        else:
-            module = np if seen.library == "numpy" else sys.modules["cupy"]
-            spectrum = module.fft.fft2(h.astype(self.columns.dtype), s=size) * scale
-            spectrum = spectrum[..., module.asarray(order_y), :][..., module.asarray(order_x)]
-        return seen.shape[:-2], arrays.cast(spectrum, self.columns.dtype.name).reshape(-1)
+
+    def _grid(self, fft: BlockFFT, count: int, pages: int) -> tuple:
+        return (-(-count // fft.ffts_per_block), pages), fft.block_dim, 0, fft.shared_memory_size
+
+    # -- images --------------------------------------------------------------------------------------------------------
 
     def __call__(self, x: Any, h: Any = None, *, spectra: Any = None, out: Any = None, stream: Any = None) -> Any:
-        """Convolve images x (..., rows, columns) with one filter, or one per channel (the axis before rows)."""
-        seen = arrays.describe(x, "x")
+        """Convolve images x (..., rows, columns) with filters whose leading axes broadcast with those of x."""
+        if stream is not None:
+            with arrays.on_stream(x, stream):
+                return self(x, h, spectra=spectra, out=out)
+        seen = arrays.describe(x, "x", gradients=True)
         if seen.dtype != self.dtype:
             raise ArgumentTypeError(f"x has dtype {seen.dtype}; this convolution was made for {self.dtype}.", spec=self)
         if seen.shape[-2:] != self.shape:
@@ -102,33 +102,53 @@ class FFTConvolve2D:
         if (h is None) == (spectra is None):
             raise ArgumentError("pass either a filter h or spectra made by prepare().", spec=self)
         if h is not None:
-            arrays.check_same_device(seen, arrays.describe(h, "h"), ("x", "h"))
-        batch = seen.shape[:-2]
-        filters = tuple(h.shape[:-2]) if h is not None else spectra[0]
-        groups, images = math.prod(filters), math.prod(batch)
-        tail = batch[len(batch) - len(filters) :] if filters else ()
-        if groups != 1 and filters != tail:
-            raise ArgumentError(
-                f"filters of batch {filters} do not fit images of batch {batch}; pass one filter, or one for each of "
-                f"the last batch axes.", spec=self,
-            )  # fmt: skip
+            filters = arrays.describe(h, "h", gradients=True)
+            self._check_filter(filters)
+            arrays.check_same_device(seen, filters, ("x", "h"))
+            from devkernels.kernels import convolve_grad
+
+            if convolve_grad.recording(x, h):
+                if out is not None:
+                    raise ArgumentError("out cannot be given where gradients are recorded; use torch.no_grad().")
+                return convolve_grad.apply(self, x, h)
+        batch, groups, x, h = self._broadcast(seen.shape[:-2], x, h, spectra)
         shape = (*batch, *self.out_shape)
         if out is not None:
             self._check_out(out, seen, shape)
         result = arrays.empty(x, shape, self.dtype) if out is None else out
-        if images == 0:
+        if 0 in shape:
             return result
         data = (self.prepare(h) if spectra is None else spectra)[1]
-        plates = -(-(images // groups) // (2 if self._real else 1))
-        pages, page_rows = plates * groups, max(self.shape[0], self.out_shape[0])
-        if pages > _MOST_GRID_Y:
-            raise ArgumentError(f"{images} images are too many for one launch; pass at most {_MOST_GRID_Y}.", spec=self)
-        work = arrays.empty(x, (pages * page_rows * self.width,), self.columns.dtype.name)
-        self._launch(
-            arrays.cast(x, self.dtype).reshape(-1), data, work, result.reshape(-1), images, groups, pages, page_rows,
-            stream or 0,
-        )  # fmt: skip
+        self._launch(arrays.cast(x, self.dtype).reshape(-1), data, result.reshape(-1), math.prod(batch), groups)
         return result
+
+    def run(self, x: Any, h: Any) -> Any:
+        """`__call__` without a record of gradients."""
+        return self(x.detach(), h.detach())
+
+    def _broadcast(self, images: tuple, x: Any, h: Any, spectra: Any) -> tuple:
+        """(batch shape, filters, x, h); operands are repeated where the kernels' rule does not cover it.
+
+        The rule: one filter for all images, or one for each index of the last batch axes.
+        """
+        filters = tuple(h.shape[:-2]) if h is not None else spectra[0]
+        try:
+            batch = np.broadcast_shapes(images, filters)
+        except ValueError:
+            raise ArgumentError(f"filters of batch {filters} do not fit images of batch {images}.", spec=self) from None
+        if batch != images:
+            x = expand(x, (*batch, *self.shape))
+        own = filters
+        while own and own[0] == 1:
+            own = own[1:]
+        if own and own != batch[len(batch) - len(own) :]:
+            if h is None:
+                raise ArgumentError(
+                    f"spectra of batch {filters} do not fit images of batch {images}; pass h, one filter, or one for "
+                    f"each index of the last batch axes.", spec=self,
+                )  # fmt: skip
+            own, h = batch, expand(h, (*batch, *self.taps))
+        return batch, math.prod(own), x, h
 
     def _check_out(self, out: Any, seen: arrays.Described, shape: tuple[int, ...]) -> None:
         mine = arrays.describe(out, "out")
@@ -140,49 +160,89 @@ class FFTConvolve2D:
         expected = np.cumprod((mine.itemsize, *shape[:0:-1]))[::-1]
         if any(n > 1 and s != e for n, s, e in zip(shape, mine.strides, expected, strict=True)):
             raise ArgumentError("out is not contiguous; pass an array in C order.", spec=self)
+        if arrays.overlap(seen, mine) and seen.shape != mine.shape:
+            raise ArgumentError("out overlaps x in memory; pass a separate array.", spec=self)
+
+    def work_bytes(self, images: int, filters: int = 1) -> int:
+        """Bytes of the work area of a call on `images` images with `filters` filters."""
+        pages, page_rows = self._pages(images, filters)
+        return pages * page_rows * self.rows.size * self.columns.dtype.itemsize
+
+    def _pages(self, images: int, groups: int) -> tuple[int, int]:
+        plates = -(-(images // groups) // (2 if self._pairs else 1))
+        y = self.plans[0]
+        return plates * groups, max(y.length + y.lead, y.window)
+
+    def _launch(self, x: Any, data: Any, out: Any, images: int, groups: int) -> None:
+        first, middle, last = self._kernels
+        rows, columns, (plan_y, plan_x) = self.rows, self.columns, self.plans
+        pages, page_rows = self._pages(images, groups)
+        if pages > _MOST_GRID_Y:
+            raise ArgumentError(
+                f"{images} images with {groups} filters are too many for one launch; the most is {_MOST_GRID_Y} "
+                f"(twice that for real images with one filter).", spec=self,
+            )  # fmt: skip
+        along, across = self._grid(rows, plan_y.length + plan_y.lead, pages), self._grid(columns, plan_x.size, pages)
+        work = arrays.empty(x, (pages * page_rows * rows.size,), columns.dtype.name)
+        marks = arrays.empty(x, (pages * along[0][0],), "int32")
+
+        def launch(x, spectra, work, marks, out):
+            first[along](x, work, marks, images, groups, *self.shape, page_rows, plan_y.lead, plan_x.lead)
+            middle[across](work, spectra, groups, plan_y.length + plan_y.lead, page_rows, plan_y.start, plan_y.window)
+            last[self._grid(rows, plan_y.window, pages)](
+                work, out, marks, images, groups, *self.out_shape, page_rows, plan_x.start, along[0][0]
+            )
+
+        arrays.run_where_kernels_live(
+            {"x": x, "spectra": data, "work": work, "marks": marks, "out": out}, launch, ("work", "marks", "out")
+        )
 
     def image_sources(self) -> dict[str, tuple]:
-        """Kernels for ``devkernels build``: rows, columns with the filter, rows."""
-        number, real = self.columns.dtype.name, self.dtype
+        """Kernels for ``devkernels build``: of filters (two), rows, columns with the filter, rows."""
+        number, real, mark = self.columns.dtype.name, self.dtype, "int32"
         name = f"fftconvolve2d_{self.mode}_{'x'.join(map(str, self.shape + self.taps))}_{self.dtype}"
         notes = {"shape": list(self.shape), "taps": list(self.taps), "mode": self.mode, "dtype": self.dtype,
-                 "transform": [self.height, self.width]}  # fmt: skip
-        kinds = (("rows", (real, number), 5), ("columns", (number, number), 5), ("rows_back", (number, real), 6))
+                 "transform": [plan.size for plan in self.plans]}  # fmt: skip
+        kinds = {
+            "filter_rows": (self._filter_kernels[0], (real, number, mark), 7),
+            "filter_columns": (self._filter_kernels[1], (number,), 1),
+            "rows": (self._kernels[0], (real, number, mark), 7),
+            "columns": (self._kernels[1], (number, number), 5),
+            "rows_back": (self._kernels[2], (number, real, mark), 7),
+        }
         return {
-            f"{name}_{kind}": (
-                kernel, f"void({', '.join([f'{t}[::1]' for t in types] + ['int64'] * integers)})", notes
-            )
-            for kernel, (kind, types, integers) in zip(self._kernels, kinds, strict=True)
-        }  # fmt: skip
-
-    def _launch(self, x, data, work, out, images, groups, pages, page_rows, stream) -> None:
-        first, middle, last = self._kernels
-        rows, columns = self.rows, self.columns
-
-        def grid(count, fft):
-            return (-(-count // fft.ffts_per_block), pages)
-
-        def launch(x, spectra, work, out):
-            first[grid(self.shape[0], rows), rows.block_dim, stream, rows.shared_memory_size](
-                x, work, images, groups, *self.shape, page_rows
-            )
-            middle[grid(self.width, columns), columns.block_dim, stream, columns.shared_memory_size](
-                work, spectra, groups, self.shape[0], page_rows, self.start_y, self.out_shape[0]
-            )
-            last[grid(self.out_shape[0], rows), rows.block_dim, stream, rows.shared_memory_size](
-                work, out, images, groups, *self.out_shape, page_rows, self.start_x
-            )
-
-        arrays.run_where_kernels_live({"x": x, "spectra": data, "work": work, "out": out}, launch, ("out",))
+            f"{name}_{kind}": (kernel, f"void({', '.join([f'{t}[::1]' for t in types] + ['int64'] * integers)})", notes)
+            for kind, (kernel, types, integers) in kinds.items()
+        }
 
 
 @functools.lru_cache(maxsize=128)
-def _planned(shape, taps, dtype, mode) -> FFTConvolve2D:
-    return FFTConvolve2D(shape, taps, dtype, mode)
+def _planned(shape, taps, dtype, mode, prologue, epilogue) -> FFTConvolve2D:
+    plans = tuple(
+        axis_plan(n, k, COMPUTE[dtype], *convolve_plan.window(mode, n, k), mode == "circular")
+        for n, k in zip(shape, taps, strict=True)
+    )
+    return FFTConvolve2D(plans, dtype, mode, prologue, epilogue)
+
+
+@functools.lru_cache(maxsize=128)
+def plan_windows(shape: tuple, taps: tuple, starts: tuple, samples: tuple, dtype: str) -> FFTConvolve2D:
+    """The convolution that writes `samples` samples from `starts` of the full one, along each axis."""
+    plans = tuple(
+        axis_plan(n, k, COMPUTE[dtype], start, window)
+        for n, k, start, window in zip(shape, taps, starts, samples, strict=True)
+    )
+    return FFTConvolve2D(plans, dtype)
 
 
 def make_fftconvolve2d(
-    shape: tuple[int, int], taps: tuple[int, int], dtype: object, mode: str = "full"
+    shape: tuple[int, int],
+    taps: tuple[int, int],
+    dtype: object,
+    mode: str = "full",
+    *,
+    prologue: Callable | None = None,
+    epilogue: Callable | None = None,
 ) -> FFTConvolve2D:
     """Plan the convolution of images of `shape` (rows, columns) with filters of shape `taps`.
 
@@ -193,13 +253,16 @@ def make_fftconvolve2d(
     dtype : dtype or str
         float16, float32, float64, complex64 or complex128.
     mode : {"full", "same", "valid", "circular", "causal"}
-        As in `make_fftconvolve`, along both axes. "circular" needs lengths that have a block transform.
+        As in `make_fftconvolve`, along both axes.
+    prologue, epilogue : callable, optional
+        Device functions ``f(value, image, row, column)`` applied to each sample on load and on store, inside the
+        kernels; `image` counts images of the result.
 
     Returns
     -------
     FFTConvolve2D
         ``f(x, h, out=None, stream=None)``; ``s = f.prepare(h)`` and ``f(x, spectra=s)`` to transform filters once.
-        One filter for all images, or one for each index of the last batch axes.
+        Leading axes broadcast; one filter for all images, or one for each index of the last batch axes, need no copies.
 
     Raises
     ------
@@ -213,4 +276,4 @@ def make_fftconvolve2d(
         raise SpecError(f"mode={mode!r} must be one of {', '.join(MODES)}.")
     if len(shape) != 2 or len(taps) != 2 or min(*shape, *taps) < 1:
         raise SpecError(f"shape={shape!r} and taps={taps!r} must be two positive lengths each.")
-    return _planned(tuple(map(int, shape)), tuple(map(int, taps)), name, mode)
+    return _planned(tuple(map(int, shape)), tuple(map(int, taps)), name, mode, prologue, epilogue)

@@ -107,50 +107,48 @@ def test_filters_are_transformed_once_and_used_again(rng):
         assert relative_error(plan(x, spectra=spectra), reference(x, h, "causal")) < bound("float32", 8)
 
 
-def test_prologue_and_epilogue(rng):
-    def gate(value, row, position):
-        return value * (row + 1)
-
-    def shift(value, row, position):
-        return value + position
-
-    x, h = random(rng, (3, 8), "float32"), random(rng, (8,), "float32")
-    plan = make_fftconvolve(8, 8, "float32", "causal", prologue=gate, epilogue=shift)
-    want = reference(x * np.arange(1, 4)[:, None], h, "causal") + np.arange(8)
-    assert relative_error(plan(x, h), want) < bound("float32", 8)
-
-
-def test_nan_stays_in_its_row(rng):
-    x, h = random(rng, (3, 8), "complex64"), random(rng, (8,), "complex64")
-    x[1, 3] = np.nan
-    got = fftconvolve(x, h, "circular")
-    assert np.isnan(got[1]).all()
-    assert relative_error(got[[0, 2]], reference(x[[0, 2]], h, "circular")) < bound("complex64", 8)
-
-
 @pytest.mark.parametrize(
-    ("batch", "filters", "shape", "taps", "mode", "dtype"),
+    ("rows", "length", "taps", "mode", "dtype", "method"),
     [
-        ((3,), (), (8, 16), (8, 16), "circular", "float32"),  # an odd number of images, two at a time
-        ((2,), (), (5, 7), (3, 4), "full", "complex64"),
-        ((2, 2), (2,), (6, 9), (3, 2), "same", "float64"),
-        ((), (), (6, 6), (4, 3), "valid", "float32"),
+        (3, 8, 8, "causal", "float32", "linear"),
+        (3, 7, 5, "causal", "float64", "linear"),  # masked: zeros around the row are left alone
+        (2, 13, 9, "full", "float32", "linear"),  # tail
+        (3, 8, 5, "circular", "float32", "circular"),  # pairs
+        (2, 8, 5, "circular", "complex64", "circular"),
+        (2, 150, 3, "same", "float32", "overlap"),
+        (2, 97, 9, "circular", "complex64", "overlap"),
     ],
 )
-def test_images(batch, filters, shape, taps, mode, dtype, rng):
-    x, h = random(rng, (*batch, *shape), dtype), random(rng, (*filters, *taps), dtype)
-    full = tuple(n + k - 1 for n, k in zip(shape, taps, strict=True))
-    want = np.fft.ifft2(np.fft.fft2(x, full) * np.fft.fft2(h, full))
-    if mode == "circular":
-        want = np.fft.ifft2(np.fft.fft2(x) * np.fft.fft2(h))
-    elif mode != "full":
-        for axis, (n, k) in enumerate(zip(shape, taps, strict=True)):
-            start, count = ((k - 1) // 2, n) if mode == "same" else (k - 1, n - k + 1)
-            want = np.take(want, range(start, start + count), axis - 2)
-    want = want if np.dtype(dtype).kind == "c" else want.real
-    out = np.full(want.shape, np.nan, dtype)
-    fftconvolve(x, h, mode, axes=(-2, -1), out=out)
-    assert relative_error(out, want) < bound(dtype, 256)
+def test_prologue_and_epilogue(rows, length, taps, mode, dtype, method, rng):
+    def gate(value, row, position):
+        return value * (row + 1) + position
+
+    def shift(value, row, position):
+        return 2 * value + position + 100 * row
+
+    x, h = random(rng, (rows, length), dtype), random(rng, (taps,), dtype)
+    plan = make_fftconvolve(length, taps, dtype, mode, prologue=gate, epilogue=shift)
+    assert plan.plan.method == method
+    numbers = np.arange(rows)[:, None]
+    want = 2 * reference(x * (numbers + 1) + np.arange(length), h, mode)
+    want += np.arange(want.shape[-1]) + 100 * numbers
+    assert relative_error(plan(x, h), want) < bound(dtype, 2 * plan.fft.size)
+
+
+@pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")  # the simulator's, of infinity times zero
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("dtype", "rows", "spoilt"),
+    [("complex64", 3, [1]), ("float32", 4, [0, 3]), ("float32", 3, [2]), ("float32", 1, [0])],
+)
+def test_what_is_not_finite_stays_in_its_row(dtype, rows, spoilt, bad, rng):
+    x, h = random(rng, (rows, 8), dtype), random(rng, (8,), dtype)
+    x[spoilt, 3] = bad
+    got = fftconvolve(x, h, "circular")
+    assert not np.isfinite(got[spoilt]).any()
+    rest = [row for row in range(rows) if row not in spoilt]
+    if rest:
+        assert relative_error(got[rest], reference(x[rest], h, "circular")) < bound(dtype, 8)
 
 
 @pytest.mark.parametrize(
