@@ -17,6 +17,7 @@ _target.select_home()
 # Public name -> module that defines it; imported on first use so that `import devkernels` stays light.
 _PUBLIC = {
     "DeviceFFT": "devkernels.device.fft_object",
+    "DeviceMatmul": "devkernels.device.matmul_object",
     "DevkernelsError": "devkernels.errors",
     "KernelImage": "devkernels.compiler.image",
     "Launcher": "devkernels.launch",
@@ -32,6 +33,7 @@ _PUBLIC = {
     "load_image": "devkernels.launch",
     "make_fftconvolve": "devkernels.kernels.fftconvolve",
     "make_spectral_filter": "devkernels.kernels.spectral_filter",
+    "matmul": "devkernels.device.matmul",
     "oaconvolve": "devkernels.kernels.fftconvolve",
     "spectral_filter": "devkernels.kernels.spectral_filter",
 }
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from devkernels.compiler.kernel import compile
     from devkernels.device.fft import DeviceFFT, fft
     from devkernels.device.inline import device_function
+    from devkernels.device.matmul import DeviceMatmul, matmul
     from devkernels.engine.block_fft import block_fft
     from devkernels.errors import DevkernelsError
     from devkernels.kernels.fftconvolve import correlate, fftconvolve, make_fftconvolve, oaconvolve

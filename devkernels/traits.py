@@ -179,11 +179,11 @@ def complete(spec: FFTSpec, elements_per_thread: object = None, ffts_per_block: 
     if not all(value is None or type(value) in (int, str) for value in asked):
         knobs_found = knobs()
     else:
-        knobs_found = _remembered("knobs", (spec, *asked), knobs)
+        knobs_found = remembered("knobs", (spec, *asked), knobs)
     return replace(spec, elements_per_thread=knobs_found[0], ffts_per_block=knobs_found[1])
 
 
-def _remembered(question: str, about: object, ask: Callable[[], Any]) -> Any:
+def remembered(question: str, about: object, ask: Callable[[], Any]) -> Any:
     """Answer of the library, kept on disk: loading it takes longer than all else in a program that compiles nothing."""
     if not versions.libraries()["libmathdx"]:
         return ask()
@@ -256,7 +256,7 @@ def raw_traits(spec: FFTSpec) -> FFTTraits:
     def ask() -> dict:
         return asdict(library_traits(spec) if libmathdx.available() else stored_traits(spec))
 
-    found = _remembered("traits", spec, ask)
+    found = remembered("traits", spec, ask)
     block = found["block_dim"]
     return FFTTraits(**{**found, "block_dim": None if block is None else tuple(block)})
 

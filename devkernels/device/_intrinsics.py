@@ -21,6 +21,14 @@ def _data_pointer(context, builder, array_type, array):
     return context.make_array(array_type)(context, builder, array).data
 
 
+def data_pointer_of(context, builder, array_type, array):
+    """Generic pointer to an array's first element, while code is written."""
+    pointer = _data_pointer(context, builder, array_type, array)
+    if pointer.type.addrspace != _GENERIC:
+        pointer = builder.addrspacecast(pointer, ir.PointerType(pointer.type.pointee), "generic")
+    return pointer
+
+
 @intrinsic
 def data_pointer(typingctx, array):
     """Pointer to the first element of a local, shared or global array, in its own address space."""
@@ -138,6 +146,32 @@ def misaligned(typingctx, pointer, bytes_):
     return types.boolean(pointer, bytes_), codegen
 
 
+def make_copy(size: int) -> Callable:
+    """Return ``copy(to, to_bytes, source, source_bytes)``: `size` bytes, a multiple of 4, as one access each."""
+
+    @intrinsic
+    def copy(typingctx, to, to_bytes, source, source_bytes):
+        if not isinstance(to, types.CPointer) or not isinstance(source, types.CPointer):
+            return None
+
+        def codegen(context, builder, signature, arguments):
+            vector = ir.VectorType(ir.IntType(32), size // 4)
+
+            def place(pointer, offset, kind):
+                distance = context.cast(builder, offset, kind, types.uint64)
+                raw = builder.bitcast(pointer, ir.PointerType(ir.IntType(8), pointer.type.addrspace))
+                moved = builder.gep(raw, [distance], inbounds=True)
+                return builder.bitcast(moved, ir.PointerType(vector, pointer.type.addrspace))
+
+            value = builder.load(place(arguments[2], arguments[3], signature.args[3]), align=size)
+            builder.store(value, place(arguments[0], arguments[1], signature.args[1]), align=size)
+            return context.get_dummy_value()
+
+        return types.void(to, to_bytes, source, source_bytes), codegen
+
+    return copy
+
+
 def make_half_to_float() -> Callable:
     """Return ``convert(bits)``: the float32 of the float16 in the low 16 bits."""
 
@@ -181,10 +215,7 @@ def make_call(find_code: Callable, arrays: int) -> Callable:
         context.active_code_library.add_linking_file(code)
         pointers = []
         for array_type, array in zip(signature.args, arguments, strict=True):
-            pointer = _data_pointer(context, builder, array_type, array)
-            if pointer.type.addrspace != _GENERIC:
-                pointer = builder.addrspacecast(pointer, ir.PointerType(pointer.type.pointee), "generic")
-            pointers.append(pointer)
+            pointers.append(data_pointer_of(context, builder, array_type, array))
         function_type = ir.FunctionType(ir.VoidType(), [pointer.type for pointer in pointers])
         function = cgutils.get_or_insert_function(builder.module, function_type, code.request.symbol)
         builder.call(function, pointers)

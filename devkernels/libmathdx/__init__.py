@@ -2,7 +2,8 @@
 
 In: plain integers and names (a `Description`). Out: traits as integers, and bytes of LTO-IR. The library is
 loaded with ctypes because it then needs neither a driver nor nvmath: it compiles for any architecture on any
-machine. This is the only module that talks to it. Enumerations are those of the headers that its wheel ships
+machine. This package is the only one that talks to it; devkernels/libmathdx/matmul.py has its
+matrix products. Enumerations are those of the headers that its wheel ships
 (libcommondx.h, libcufftdx.h; 0.3).
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from devkernels.errors import CompileError, MissingDependencyError
@@ -112,7 +114,8 @@ def nvrtc_version() -> tuple[int, int]:
     return major.value, minor.value
 
 
-def _check(status: int, what: str, about: object) -> None:
+def check(status: int, what: str, about: object) -> None:
+    """Raise CompileError with the library's own words for a status other than success."""
     if status == 0:
         return
     library = load()
@@ -134,7 +137,7 @@ class _Descriptor:
 
     def __enter__(self) -> _Descriptor:
         d, library = self.about, load()
-        _check(library.cufftdxCreateDescriptor(ctypes.byref(self.handle)), "creating a descriptor", d)
+        check(library.cufftdxCreateDescriptor(ctypes.byref(self.handle)), "creating a descriptor", d)
         try:
             self._set("api", _API[d.api])
             self._set("sm", d.sm * 10)
@@ -147,7 +150,7 @@ class _Descriptor:
                 status = library.cufftdxSetOperatorInt64s(
                     self.handle, _OPERATOR["real_fft_options"], ctypes.c_size_t(2), values
                 )
-                _check(status, "setting real_fft_options", d)
+                check(status, "setting real_fft_options", d)
             self._set("execution", _EXECUTION[d.execution])
             if d.execution == "Block" and d.ffts_per_block:
                 self._set("ffts_per_block", d.ffts_per_block)
@@ -163,44 +166,44 @@ class _Descriptor:
 
     def _set(self, operator: str, value: int) -> None:
         status = load().cufftdxSetOperatorInt64(self.handle, _OPERATOR[operator], Int64(value))
-        _check(status, f"setting {operator}={value}", self.about)
+        check(status, f"setting {operator}={value}", self.about)
 
     def integer(self, trait: str) -> int:
         value = Int64()
-        _check(load().cufftdxGetTraitInt64(self.handle, _TRAIT[trait], ctypes.byref(value)), trait, self.about)
+        check(load().cufftdxGetTraitInt64(self.handle, _TRAIT[trait], ctypes.byref(value)), trait, self.about)
         return value.value
 
     def value_type(self, trait: int) -> str:
         value = ctypes.c_int()
         status = load().cufftdxGetTraitCommondxDataType(self.handle, trait, ctypes.byref(value))
-        _check(status, "reading a value type", self.about)
+        check(status, "reading a value type", self.about)
         return VALUE_TYPES[value.value]
 
     def block_dim(self) -> tuple[int, int, int]:
         values = (Int64 * 3)()
         status = load().cufftdxGetTraitInt64s(self.handle, _TRAIT_BLOCK_DIM, ctypes.c_size_t(3), values)
-        _check(status, "block_dim", self.about)
+        check(status, "block_dim", self.about)
         return tuple(values)
 
     def symbol(self) -> str:
         size = ctypes.c_size_t()
-        _check(load().cufftdxGetTraitStrSize(self.handle, _TRAIT_SYMBOL, ctypes.byref(size)), "symbol", self.about)
+        check(load().cufftdxGetTraitStrSize(self.handle, _TRAIT_SYMBOL, ctypes.byref(size)), "symbol", self.about)
         text = ctypes.create_string_buffer(size.value)
-        _check(load().cufftdxGetTraitStr(self.handle, _TRAIT_SYMBOL, size, text), "symbol", self.about)
+        check(load().cufftdxGetTraitStr(self.handle, _TRAIT_SYMBOL, size, text), "symbol", self.about)
         return text.value.decode()
 
     def is_supported(self) -> bool:
         value = ctypes.c_int()
-        _check(load().cufftdxIsSupported(self.handle, ctypes.byref(value)), "asking for support", self.about)
+        check(load().cufftdxIsSupported(self.handle, ctypes.byref(value)), "asking for support", self.about)
         return bool(value.value)
 
     def knobs(self) -> list[tuple[int, int]]:
         knobs, count = (ctypes.c_int * 2)(0, 1), ctypes.c_size_t()  # elements per thread, FFTs per block
         status = load().cufftdxGetKnobInt64Size(self.handle, ctypes.c_size_t(2), knobs, ctypes.byref(count))
-        _check(status, "counting knobs", self.about)
+        check(status, "counting knobs", self.about)
         values = (Int64 * count.value)()
         status = load().cufftdxGetKnobInt64s(self.handle, ctypes.c_size_t(2), knobs, count, values)
-        _check(status, "reading knobs", self.about)
+        check(status, "reading knobs", self.about)
         return list(zip(values[::2], values[1::2], strict=True))
 
 
@@ -234,22 +237,26 @@ def symbol(description: Description) -> str:
         return descriptor.symbol()
 
 
+def code_of(about: object, target_sm: int, finalize: Callable[[Int64], int]) -> bytes:
+    """LTO-IR for `target_sm` of what ``finalize(code)`` puts into a code object, which returns a status."""
+    library, code = load(), Int64()
+    check(library.commondxCreateCode(ctypes.byref(code)), "creating a code object", about)
+    try:
+        status = library.commondxSetCodeOptionInt64(code, _OPTION_TARGET_SM, Int64(target_sm * 10))
+        check(status, f"setting the target sm_{target_sm}", about)
+        status = library.commondxSetCodeOptionStr(code, _OPTION_NVRTC_ARGUMENTS, b"-gen-opt-lto")
+        check(status, "setting the compiler's options", about)
+        check(finalize(code), "compiling", about)
+        size = ctypes.c_size_t()
+        check(library.commondxGetCodeLTOIRSize(code, ctypes.byref(size)), "sizing the LTO-IR", about)
+        out = ctypes.create_string_buffer(size.value)
+        check(library.commondxGetCodeLTOIR(code, size, out), "reading the LTO-IR", about)
+        return out.raw
+    finally:
+        library.commondxDestroyCode(code)
+
+
 def ltoir(description: Description, target_sm: int) -> bytes:
     """Compile to LTO-IR for `target_sm` (90 for sm_90). Takes seconds; serialised inside a process by NVRTC."""
-    library = load()
     with _Descriptor(description) as descriptor:
-        code = Int64()
-        _check(library.commondxCreateCode(ctypes.byref(code)), "creating a code object", description)
-        try:
-            status = library.commondxSetCodeOptionInt64(code, _OPTION_TARGET_SM, Int64(target_sm * 10))
-            _check(status, f"setting the target sm_{target_sm}", description)
-            status = library.commondxSetCodeOptionStr(code, _OPTION_NVRTC_ARGUMENTS, b"-gen-opt-lto")
-            _check(status, "setting the compiler's options", description)
-            _check(library.cufftdxFinalizeCode(code, descriptor.handle), "compiling", description)
-            size = ctypes.c_size_t()
-            _check(library.commondxGetCodeLTOIRSize(code, ctypes.byref(size)), "sizing the LTO-IR", description)
-            out = ctypes.create_string_buffer(size.value)
-            _check(library.commondxGetCodeLTOIR(code, size, out), "reading the LTO-IR", description)
-            return out.raw
-        finally:
-            library.commondxDestroyCode(code)
+        return code_of(description, target_sm, lambda code: load().cufftdxFinalizeCode(code, descriptor.handle))

@@ -1,0 +1,88 @@
+"""What a product on shared memory means for its target: block shape, leading dimensions, alignment, fragment.
+
+In: a `MatmulSpec`. Out: the completed spec, and the number of elements of c that a thread holds. Numbers come from
+libmathdx; where it is not installed (the simulator needs none) from the rules below, which give valid numbers, not its
+suggestions.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+from devkernels import libmathdx
+from devkernels.errors import CompileError, SpecError
+from devkernels.libmathdx import matmul as library
+from devkernels.matmul_spec import MatmulSpec, check_shared
+from devkernels.traits import remembered
+
+
+def description(spec: MatmulSpec, api: str = "shared") -> library.MatmulDescription:
+    """The spec in libmathdx's terms."""
+    return library.MatmulDescription(
+        size=spec.size,
+        precision=spec.precision,
+        data_type=spec.data_type,
+        sm=spec.target.number,
+        arrangement=spec.arrangement,
+        transpose_mode=spec.transpose_mode,
+        leading_dimension=None if api == "leading_dimensions" else spec.leading_dimension,
+        alignment=spec.alignment,
+        block_dim=spec.block_dim,
+        static_block_dim=spec.static_block_dim,
+        api=api,
+    )
+
+
+def complete(spec: MatmulSpec, leading_dimension: object) -> MatmulSpec:
+    """Fill in what was left out: dense leading dimensions or the library's suggested ones, its block, its alignment.
+
+    Raises
+    ------
+    SpecError
+        The library has no such product.
+    ResourceError
+        The matrices do not fit shared memory.
+    """
+    found = suggestions(replace(spec, leading_dimension=None))
+    if spec.leading_dimension is None:
+        chosen = found["suggested_leading_dimension"] if leading_dimension == "suggested" else None
+        spec = replace(spec, leading_dimension=chosen or spec.least_leading_dimension)
+    if spec.alignment is None:
+        spec = replace(spec, alignment=found["alignment"])
+    if spec.block_dim is None:
+        spec = replace(spec, block_dim=found["suggested_block_dim"])
+    check_shared(spec)
+    return spec
+
+
+@functools.cache
+def suggestions(spec: MatmulSpec) -> dict[str, tuple[int, int, int]]:
+    """Alignment, suggested leading dimensions and block of a product."""
+    found = remembered("matmul", spec, lambda: _suggestions(spec))
+    return {name: tuple(value) for name, value in found.items()}
+
+
+def _suggestions(spec: MatmulSpec) -> dict[str, tuple[int, int, int]]:
+    if libmathdx.available():
+        try:
+            return library.traits(description(spec))
+        except CompileError as error:
+            raise SpecError(f"cuBLASDx has no {spec}. ({str(error)[-600:]})", spec=spec) from error
+    m, n, _ = spec.size
+    threads = min(256, max(32, -(-m * n // (16 * 32)) * 32))  # 16 elements of c a thread
+    return {"alignment": spec.item_bytes, "suggested_leading_dimension": spec.least_leading_dimension,
+            "suggested_block_dim": (threads, 1, 1)}  # fmt: skip
+
+
+@functools.cache
+def fragment_size(spec: MatmulSpec, dealt: bool) -> int:
+    """Elements of c that a thread holds in registers; `dealt` out evenly (as the simulator does) or the library's."""
+    if not dealt and libmathdx.available():
+        return remembered("fragment", spec, lambda: _fragment_size(spec))
+    m, n, _ = spec.size
+    return -(-m * n // spec.threads)
+
+
+def _fragment_size(spec: MatmulSpec) -> int:
+    return library.fragment_size(description(spec, "fragment")) // spec.item_bytes[2]
