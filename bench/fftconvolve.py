@@ -19,6 +19,7 @@ from bench.harness import Contender, Setup
 from bench.report import Table
 from bench.spectral_filter import _cufft_plan, _idiom, _isnan_anywhere, _nvmath_callback
 
+IMPORTS = ("torch",)
 TOTAL = 1 << 30  # bytes of x: far more than any L2
 SIZES = (64, 128, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
 DOUBLE = (64, 128, 256, 512, 1024, 2048, 4096, 8192)

@@ -7,6 +7,7 @@ each measurement. Exit code 1 if a contender failed or was wrong.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import pathlib
 import sys
@@ -55,6 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     failures = 0
     for name in options.names:
         module = importlib.import_module(f"bench.{name}")
+        for library in getattr(module, "IMPORTS", ()):  # before the stream is chosen that it must use too
+            with contextlib.suppress(ImportError):
+                importlib.import_module(library)
         cases = select(list(module.CASES), options.select)
         if not cases:
             raise SystemExit(f"{name}: no case agrees with --select {' '.join(options.select)}")

@@ -3,27 +3,26 @@
 in: length and dtype of rows, H for all rows or a device function. out: an `EngineFilter` that launches the kernels.
 
 The spectrum stays in the order in which the engine computes it, so H is put into that order first, by a kernel over the
-few values that it has. Two real rows make one complex row: convolution is linear. A row with a NaN or an infinity would
-spoil its partner, so where a result is not finite the rows of the block are done once more, one at a time.
+few values that it has. Two real rows make one complex row: convolution is linear.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import cuda
 
 from devkernels.device.inline import device_function
 from devkernels.engine import choose, emit, spectrum
 from devkernels.engine.block_fft import BlockFFT, block_fft
 from devkernels.errors import UnsupportedSizeError
 from devkernels.kernels import arrays
+from devkernels.kernels.convolve_rows import apart, spoiler
+from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.launch.jit import kernel
-from devkernels.target import simulating
+from devkernels.lazy import cuda
 
 _MOST_STAGES = 3  # more exchanges than cuFFTDx has are no gain
 _THREADS = 128  # of the kernel that orders H
@@ -72,7 +71,7 @@ def engine_filter(size: int, points: int, dtype: str, op: Callable | None) -> En
     return EngineFilter(block_fft(points, precision), size, dtype, op) if stages <= _MOST_STAGES else None
 
 
-@functools.lru_cache(maxsize=256)
+@lazy_kernel
 def order_kernel(fft: BlockFFT, real_rows: bool):
     """Kernel ``f(h, ordered)``: H of shape (1, bins), its half for real rows, in the engine's order, over size."""
     frequency, number, points = spectrum.frequency_at(fft.plan), fft.dtype.type, fft.size
@@ -111,7 +110,7 @@ def _moves(fft: BlockFFT, dtype: str, part: str, size: int) -> tuple[Callable, C
     return device_function(load_some), device_function(store_some)
 
 
-@functools.lru_cache(maxsize=256)
+@lazy_kernel
 def rows_kernel(plan: EngineFilter):
     """Kernel ``f(x, ordered, y)``, or ``f(x, y)`` with a device function; x and y of shape (rows, size)."""
     if plan.op is not None:
@@ -170,28 +169,13 @@ def _function_rows(plan: EngineFilter) -> Callable:
     return filter_rows_by_function
 
 
-def any_thread(fft: BlockFFT) -> Callable:
-    """Device function: whether a condition holds for any thread that passes the same barriers."""
-    warp_wide = fft.plan.threads * fft.ffts_per_block % 32 == 0 and 32 % fft.plan.threads == 0
-    if warp_wide and not simulating():
-
-        def found(condition):
-            return cuda.any_sync(0xFFFFFFFF, condition)
-    else:
-
-        def found(condition):
-            return cuda.syncthreads_or(np.int32(1) if condition else np.int32(0)) != 0
-
-    return device_function(found)
-
-
 def _pairs(plan: EngineFilter) -> Callable:
     fft = plan.fft
     load_first, store_first = _moves(fft, plan.dtype, "real", plan.size)
     load_second, store_second = _moves(fft, plan.dtype, "imag", plan.size)
-    load_filter, forward, filter_inverse, any_of = fft.load, fft.forward, fft.filter_inverse, any_thread(fft)
+    load_filter, forward, filter_inverse = fft.load, fft.forward, fft.filter_inverse
+    separate, spoil = apart(fft), spoiler(fft)
     elements, number, per_block = fft.elements_per_thread, fft.dtype, fft.ffts_per_block
-    zero = number.type(0)
 
     def filter_pairs(x, ordered, y):
         data = cuda.local.array(elements, number)
@@ -200,26 +184,17 @@ def _pairs(plan: EngineFilter) -> Callable:
         thread = np.int64(cuda.threadIdx.x)
         first = 2 * (np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y))
         last = x.shape[0] - 1
-        rows = 3  # bit 0: the first row of the pair, bit 1: the second
-        while rows:
-            for e in range(elements):
-                data[e] = zero
-            if rows & 1:
-                load_first(data, x[np.uint64(min(first, last))], thread)
-            if rows & 2:
-                load_second(data, x[np.uint64(min(first + 1, last))], thread)
-            forward(data, shared)
-            load_filter(factors, ordered, thread)
-            filter_inverse(data, factors, shared)
-            # A value that is not finite, less itself, is not zero; and it is in every element of its row.
-            bad = data[0].real - data[0].real + (data[0].imag - data[0].imag) != 0
-            if rows == 3 and any_of(bad):
-                rows = 1
-                continue
-            if rows & 1 and first <= last:
-                store_first(data, y[np.uint64(first)], thread)
-            if rows & 2 and first < last:
-                store_second(data, y[np.uint64(first + 1)], thread)
-            rows = 2 if rows == 1 else 0
+        load_first(data, x[np.uint64(min(first, last))], thread)
+        load_second(data, x[np.uint64(min(first + 1, last))], thread)
+        mark = separate(data)
+        forward(data, shared)
+        load_filter(factors, ordered, thread)
+        filter_inverse(data, factors, shared)
+        if mark:
+            spoil(data, mark)
+        if first <= last:
+            store_first(data, y[np.uint64(first)], thread)
+        if first < last:
+            store_second(data, y[np.uint64(first + 1)], thread)
 
     return filter_pairs
