@@ -191,16 +191,12 @@ def _milliseconds(run: Callable[[], object], launches: int) -> float:
     return cp.cuda.get_elapsed_time(start, stop) / launches
 
 
-def _host_microseconds(run: Callable[[], object], stream: object, effort: Effort) -> float:
-    samples = []
-    for _ in range(effort.host_rounds):
-        stream.synchronize()
-        begin = time.perf_counter()
-        for _ in range(effort.host_launches):  # far fewer than a launch queue holds, so the host never waits
-            run()
-        samples.append((time.perf_counter() - begin) / effort.host_launches)
+def _host_microseconds(run: Callable[[], object], stream: object, launches: int) -> float:
     stream.synchronize()
-    return statistics.median(samples) * 1e6
+    begin = time.perf_counter()
+    for _ in range(launches):  # far fewer than a launch queue holds, so the host never waits
+        run()
+    return (time.perf_counter() - begin) / launches * 1e6
 
 
 def _capture(run: Callable[[], object], stream: object) -> Callable[[], object]:
@@ -253,6 +249,11 @@ def measure(setup: Setup, stream: object, effort: Effort) -> list[dict[str, obje
             samples.append(_milliseconds(contender.run, LAUNCHES))
             if replay is not None:
                 replayed.append(_milliseconds(replay, 1) / LAUNCHES)
+    host: dict[str, list[float]] = {contender.name: [] for contender, *_ in able}
+    for turn in range(effort.host_rounds):
+        for contender, *_ in able[turn % max(len(able), 1) :] + able[: turn % max(len(able), 1)]:
+            host[contender.name].append(_host_microseconds(contender.run, stream, effort.host_launches))
+    stream.synchronize()
     reference = next((statistics.median(s) for c, _, s, _, _ in able if c.name == "copy"), None)
     for contender, row, samples, replayed, _ in able:
         row["ms"] = percentiles(samples)
@@ -262,7 +263,8 @@ def measure(setup: Setup, stream: object, effort: Effort) -> list[dict[str, obje
             row["tflops"] = setup.flops / median / 1e9
         if reference:
             row["times_copy"] = median / reference
-        row["host_us"] = _host_microseconds(contender.run, stream, effort)
+        row["host_us"] = statistics.median(host[contender.name])
+        row["host_us_percentiles"] = percentiles(host[contender.name])
         if replayed:
             row["graph_ms"] = percentiles(replayed)
     return rows

@@ -17,6 +17,7 @@ from bench.report import Table
 
 COUNT, BLOCK = 4096, 128
 GRID = COUNT // BLOCK
+HOST_ROUNDS = 60  # taking turns: a host that is shared has better and worse moments
 CASES = [{"arrays": "cupy"}, {"arrays": "torch"}, {"arrays": "numba"}]
 TABLES = {
     "host": Table(
@@ -85,6 +86,7 @@ def _cuda_core(arrays, stream):
 
 
 def _bindings(arrays, stream, raw):
+    """What the driver's call itself costs, with arguments that were converted once, through NVIDIA's own bindings."""
     from cuda.bindings import driver
 
     words = [ctypes.c_void_p(array.data.ptr) for array in arrays] + [ctypes.c_int32(COUNT)]

@@ -32,6 +32,7 @@ METRICS: dict[str, tuple[Callable[[dict], float | None], str]] = {
     "of_copy": (lambda row: 1 / row["times_copy"] if "times_copy" in row else None, "{:.2f}"),
     "ms": (_median("ms"), "{:.4g}"),
     "seconds": (lambda row: row["ms"]["p50"] / 1e3 if "ms" in row else None, "{:.2f}"),
+    "first_result_s": (lambda row: row["first_result_ms"]["p50"] / 1e3 if "first_result_ms" in row else None, "{:.2f}"),
     "graph_ms": (_median("graph_ms"), "{:.4g}"),
     "host_us": (lambda row: row.get("host_us"), "{:.1f}"),
     "error": (lambda row: row.get("error"), "{:.1e}"),

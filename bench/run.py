@@ -66,7 +66,11 @@ def main(arguments: list[str] | None = None) -> int:
             name,
             cases,
             module.set_up,
-            effort=harness.Effort(rounds=options.rounds, graph=options.graph or getattr(module, "GRAPH", False)),
+            effort=harness.Effort(
+                rounds=options.rounds,
+                graph=options.graph or getattr(module, "GRAPH", False),
+                host_rounds=getattr(module, "HOST_ROUNDS", harness.Effort.host_rounds),
+            ),
             folder=options.results,
             commit_name=options.commit,
         )

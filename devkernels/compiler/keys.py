@@ -11,6 +11,7 @@ import dis
 import functools
 import hashlib
 import inspect
+import linecache
 import sys
 import types
 from collections.abc import Callable
@@ -188,10 +189,15 @@ def _code(code: types.CodeType) -> object:
 
 
 def _source(function: types.FunctionType) -> str:
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):
-        return ""  # made by exec without text: the bytecode has to do
+    """The lines that the function's code comes from; `inspect.getsource`, without parsing what is known to parse."""
+    code = function.__code__
+    lines = linecache.getlines(code.co_filename, function.__globals__)  # none if made by exec: the bytecode has to do
+    return "".join(lines[code.co_firstlineno - 1 : _last_line(code)])
+
+
+def _last_line(code: types.CodeType) -> int:
+    own = max((line for _, _, line in code.co_lines() if line is not None), default=code.co_firstlineno)
+    return max([own, *(_last_line(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))])
 
 
 def _file_digest(path: str) -> str:

@@ -15,7 +15,7 @@ from devkernels.errors import ArgumentError, ArgumentTypeError
 from devkernels.launch import arrays
 from devkernels.launch.buffer import Buffer, Place
 
-_SCALAR_CODES = {
+SCALAR_CODES = {
     "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q",
     "uint64": "Q", "float16": "e", "float32": "f", "float64": "d", "complex64": "f", "complex128": "d",
 }  # fmt: skip
@@ -84,7 +84,7 @@ class Table(dict):
 
     def _for_scalar(self, kind: type) -> Writer:
         name = self._parameter.dtype
-        rank, code = _rank(kind), _SCALAR_CODES.get(name)
+        rank, code = _rank(kind), SCALAR_CODES.get(name)
         wanted = _WANTED[name.rstrip("0123456789")] if code else -1
         if rank is None or rank > wanted or (self._strict and inferred(kind) != name):
             raise self.refuse(kind)

@@ -98,6 +98,8 @@ def _torch_writer(words: Any, device: int) -> Callable[[Any, Buffer], None]:
             raise ElsewhereError
         if lazy and array.is_conj():
             raise words.error("is a lazily conjugated view", "", "call .resolve_conj()")
+        if array.is_neg():
+            raise words.error("is a lazily negated view", "", "call .resolve_neg()")
         pointer = array.data_ptr()
         if pointer & misaligned:
             raise words.alignment_error(pointer)

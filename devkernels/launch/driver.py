@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from devkernels.errors import DevkernelsError, ImageError, ResourceError, TargetError
 from devkernels.target import Target
@@ -43,9 +43,6 @@ def library() -> ctypes.CDLL:
             "A kernel can only be launched where there is a GPU and its driver; here kernels can be compiled "
             "(devkernels.compile), or simulated (DEVKERNELS_TARGET=sim)."
         ) from error
-    launch = [_void_p, *[_uint] * 7, _void_p, _void_p]
-    driver.cuLaunchKernel.argtypes = [*launch, _void_p]
-    driver.cuLaunchCooperativeKernel.argtypes = launch
     for call in ("cuCtxPushCurrent_v2", "cuCtxSetCurrent"):
         getattr(driver, call).argtypes = [_void_p]
     driver.cuFuncSetAttribute.argtypes = [_void_p, _int, _int]
@@ -63,24 +60,53 @@ def library() -> ctypes.CDLL:
     return driver
 
 
-@functools.cache
-def unchecked() -> ctypes.CDLL:
-    """The driver once more, for calls whose arguments are ctypes objects already: half the cost of converting them."""
-    return ctypes.CDLL(library()._name)
+class _Attribute(ctypes.Structure):  # CUlaunchAttribute
+    _fields_ = (("id", _int), ("padding", _int), ("value", _int), ("rest", ctypes.c_byte * 60))
 
 
-class Words(dict):
-    """Integer -> the same as a pointer that ctypes passes on as it is; for the few streams that a program has."""
+class _Configuration(ctypes.Structure):  # CUlaunchConfig
+    _fields_ = (("dimensions", _uint * 6), ("shared_bytes", _uint), ("stream", _void_p),
+                ("attributes", ctypes.POINTER(_Attribute)), ("attribute_count", _uint))  # fmt: skip
 
-    def __missing__(self, value: int) -> object:
-        if len(self) >= 1024:
+
+_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+
+
+class Configurations(dict):
+    """Stream -> grid, block, shared memory and this stream, as `launch_entry` takes them; made when asked for.
+
+    A configuration is never changed, so that many threads can launch with it at once.
+    """
+
+    def __init__(self, grid: tuple, block: tuple, shared_bytes: int, cooperative: bool):
+        super().__init__()
+        self._dimensions, self._shared_bytes = (*grid, *block), shared_bytes
+        self._attributes = (_Attribute * 1)(_Attribute(_COOPERATIVE, 0, 1))
+        self._count = int(cooperative)
+
+    def __missing__(self, stream: int) -> object:
+        if len(self) >= 1024:  # streams that are gone; what launches now holds its configuration
             self.clear()
-        word = self[value] = _void_p.from_param(value)
+        made = _Configuration((_uint * 6)(*self._dimensions), self._shared_bytes, stream, self._attributes, self._count)
+        word = self[stream] = ctypes.byref(made)
         return word
 
 
-WORDS = Words()
-NULL = _void_p.from_param(0)
+@functools.cache
+def launch_entry() -> Callable[..., int]:
+    """cuLaunchKernelEx(configuration, function, parameters, extra) for arguments that are ctypes objects already.
+
+    It takes a third of the arguments of cuLaunchKernel, and ctypes converts none of them, which is half of its cost.
+    """
+    return ctypes.CDLL(library()._name).cuLaunchKernelEx
+
+
+def word(value: int) -> object:
+    """A handle as a pointer that ctypes passes on as it is."""
+    return _void_p.from_param(value)
+
+
+NULL = word(0)
 
 
 def _name(driver: ctypes.CDLL, status: int) -> str:
@@ -136,6 +162,14 @@ def _device_attribute(device: int, attribute: int) -> int:
     check(library().cuDeviceGet(ctypes.byref(handle), device), f"Finding device {device}")
     check(library().cuDeviceGetAttribute(ctypes.byref(value), attribute, handle), f"Asking device {device}")
     return value.value
+
+
+@functools.cache
+def device_count() -> int:
+    """How many devices this process sees."""
+    number = _int()
+    check(library().cuDeviceGetCount(ctypes.byref(number)), "Counting devices")
+    return number.value
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from devkernels.compiler.image import KernelImage, Parameter
 from devkernels.compiler.kernel import Options, compile_function
 from devkernels.compiler.kernel import compile as compile_kernel
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError, TargetError
-from devkernels.launch import arguments, arrays, driver, limits, simulated
+from devkernels.launch import arguments, arrays, driver, limits, simulated, streams
 from devkernels.launch.launcher import Bound, Launch, Launcher, common_device
 
 _REMEMBERED_CONFIGURATIONS = 256
@@ -117,17 +117,18 @@ class Kernel:
             return self._launches[key]
         except (KeyError, TypeError):
             pass
-        if targets.simulating():
-            launch: Any = simulated.SimulatedLaunch(self, key)
-        else:
-            launch = KernelLaunch(self, key)
-        if isinstance(key, tuple) and (len(key) < 3 or isinstance(key[2], (int, type(None)))):
-            if len(self._launches) >= _REMEMBERED_CONFIGURATIONS:
-                self._launches.clear()
-            try:
-                self._launches[key] = launch
-            except TypeError:  # grid or block given as a list
-                return launch
+        make = simulated.SimulatedLaunch if targets.simulating() else KernelLaunch
+        key = key if targets.simulating() else streams.plain(key)
+        try:
+            if key in self._launches:
+                return self._launches[key]
+        except TypeError:  # grid or block given as a list
+            return make(self, key)
+        launch = make(self, key)
+        if len(self._launches) >= _REMEMBERED_CONFIGURATIONS:
+            self._launches.clear()
+        if not targets.simulating() or len(key) < 3 or isinstance(key[2], (int, type(None))):  # keep no stream alive
+            self._launches[key] = launch
         return launch
 
     def bind(self, *values: Any) -> Bound:
@@ -201,7 +202,7 @@ class KernelLaunch:
         """Check the arguments, compile the kernel if it is new for their types, and launch."""
         if self._last is not None:
             try:
-                self._last._fire(values)
+                self._last.fire(values)
                 return
             except ArgumentError:  # perhaps only of other types than last time; nothing has been launched
                 if self._owner.signature is not None:

@@ -6,7 +6,6 @@ In: an image, a configuration, arguments. Out: one launch on a stream. A launch 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 from collections.abc import Callable
@@ -16,12 +15,12 @@ from devkernels import target as targets
 from devkernels.compiler import image as images
 from devkernels.compiler.image import KernelImage
 from devkernels.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, TargetError
-from devkernels.launch import arrays, driver, limits, streams
+from devkernels.launch import arrays, driver, limits, straight, streams
+from devkernels.launch.buffer import Buffer
 from devkernels.launch.loaded import Loaded
 from devkernels.target import Target
 
 _REMEMBERED_CONFIGURATIONS = 256
-_WORDS = driver.WORDS
 
 
 class Launcher:
@@ -54,15 +53,18 @@ class Launcher:
         """Choose grid, block, and optionally stream and bytes of dynamic shared memory."""
         try:
             return self._launches[key]
-        except KeyError:
-            launch = Launch(self, key)
-            if isinstance(launch.stream, (int, type(None))):  # remembering must not keep a stream alive
-                if len(self._launches) >= _REMEMBERED_CONFIGURATIONS:
-                    self._launches.clear()
-                self._launches[key] = launch
-            return launch
-        except TypeError:  # lists, or a stream that has no hash
+        except (KeyError, TypeError):
+            pass
+        key = streams.plain(key)
+        try:
+            if key in self._launches:
+                return self._launches[key]
+        except TypeError:  # grid or block given as a list
             return Launch(self, key)
+        if len(self._launches) >= _REMEMBERED_CONFIGURATIONS:
+            self._launches.clear()
+        launch = self._launches[key] = Launch(self, key)
+        return launch
 
     def bind(self, *values: Any) -> Bound:
         """Fix the arguments first: ``launcher.bind(*arguments)[grid, block]()``."""
@@ -85,31 +87,40 @@ class Launch:
 
     def __init__(self, launcher: Launcher, key: Any):
         self.launcher = launcher
-        self.grid, self.block, self.stream, self.shared_bytes = limits.configuration(key)
+        self.grid, self.block, stream, self.shared_bytes = limits.configuration(key)
         limits.check_shape(self.grid, self.block, launcher.image.name)
-        self._stream = streams.handle(self.stream)
-        self._dims = tuple(map(ctypes.c_uint.from_param, (*self.grid, *self.block, self.shared_bytes)))
-        self._fire: Callable[[tuple], None] = self._first  # the quick way, on the device of the last launch
+        self.stream = streams.handle(stream)  # None: the current one of the arrays' library
+        self.fire: Callable[[tuple], None] = self._first  # launches on the device of the last launch
 
     def __call__(self, *values: Any) -> None:
         """Check the arguments and launch."""
-        self._fire(values)
+        self.fire(values)
 
     def _first(self, values: tuple) -> None:
         """Launch on a device for the first time, or on another device than last time."""
-        self._fire = self._quick(self._prepare(values))
-        self._fire(values)
+        loaded = self._prepare(values)
+        configurations = self.configurations(loaded)
+        buffers: list[Buffer] = []  # each is in use by one thread at a time, and keeps the shapes of its last launch
+        general = self._general(loaded, configurations, buffers)
+        general(values, loaded.new_buffer())
+        short = straight.launch(loaded, list(map(type, values)), configurations, self.stream, buffers, general)
+        self.fire = short or (lambda values: general(values, buffers.pop() if buffers else loaded.new_buffer()))
 
-    def _quick(self, loaded: Loaded) -> Callable[[tuple], None]:
-        """A function that launches on one device; all that does not change from call to call is looked up here."""
-        count, tables, buffers, leading = len(loaded.tables), loaded.tables, loaded.buffers, loaded.leading
-        entry, front, tail = loaded.entry, (*loaded.head, *self._dims), loaded.tail
-        fixed, currents, foreign, stream_words = self._stream, loaded.current_streams, loaded.foreign, _WORDS
+    def configurations(self, loaded: Loaded) -> driver.Configurations:
+        """What the driver wants to know of this launch, by stream."""
+        return driver.Configurations(self.grid, self.block, self.shared_bytes, loaded.image.cooperative)
 
-        def fire(values: tuple) -> None:
+    def _general(
+        self, loaded: Loaded, configurations: driver.Configurations, buffers: list[Buffer]
+    ) -> Callable[[tuple, Buffer], None]:
+        """A function that launches arguments of any types on one device, with the words in a buffer."""
+        count, tables, leading = len(loaded.tables), loaded.tables, loaded.leading
+        entry, handle, again = driver.launch_entry(), loaded.handle, loaded.again_with(configurations)
+        fixed, currents, foreign = self.stream, loaded.current_streams, loaded.foreign
+
+        def general(values: tuple, buffer: Buffer) -> None:
             if len(values) != count:
                 self._prepare(values)  # says so
-            buffer = buffers.pop() if buffers else loaded.new_buffer()
             try:
                 for table, value in zip(tables, values):  # noqa: B905 - counted above; strict costs
                     table[type(value)](value, buffer)
@@ -128,15 +139,15 @@ class Launch:
                 stream = current()
             if foreign:
                 loaded.order(values, stream)
-            if status := entry(*front, stream_words[stream], buffer.words, *tail):
-                loaded.again(status, self._dims, stream, buffer)
+            if status := entry(configurations[stream], handle, buffer.words, driver.NULL):
+                again(status, stream, buffer)
             buffers.append(buffer)
 
-        return fire
+        return general
 
-    def bind(self, *values: Any) -> BoundLaunch:
+    def bind(self, *values: Any) -> Callable[[], None]:
         """Check the arguments once, for any number of launches with them; the arrays are kept alive."""
-        return BoundLaunch(self, values)
+        return _bound(self, values)
 
     def _prepare(self, values: tuple) -> Loaded:
         """Find the device of the arguments, load the kernel there, and check what the launch asks for."""
@@ -166,32 +177,34 @@ def common_device(kernel: str, names: list[str], values: tuple) -> int:
     return next(iter(devices.values())) if devices else driver.current_device()
 
 
-class BoundLaunch:
-    """A launch with everything fixed: call it without arguments, as often as you like."""
+def _bound(launch: Launch, values: tuple) -> Callable[[], None]:
+    """A launch with everything fixed, to be called without arguments: nothing but the driver's call is left of it."""
+    loaded = launch._prepare(values)
+    buffer, configurations = loaded.new_buffer(), launch.configurations(loaded)
+    loaded.pack(values, buffer)
+    entry, handle, words, null = driver.launch_entry(), loaded.handle, buffer.words, driver.NULL
+    again, fixed = loaded.again_with(configurations), launch.stream
+    current: Callable[[], int] | None = None
+    if fixed is None and loaded.leading is not None:
+        current = loaded.current_streams[type(values[loaded.leading])]
+    if current is None and fixed is None:  # a library without current streams: the array says, or nobody does
+        current = lambda: loaded.stream_of(values)  # noqa: E731
+    if fixed is not None:
+        configuration = configurations[fixed]
 
-    __slots__ = ("_again", "_call", "_current", "_keep", "_middle", "_tail", "_word")
+        def again_bound() -> None:
+            if status := entry(configuration, handle, words, null):
+                again(status, fixed, buffer)
 
-    def __init__(self, launch: Launch, values: tuple):
-        loaded = launch._prepare(values)
-        buffer = loaded.new_buffer()
-        loaded.pack(values, buffer)
-        fixed, dims = launch._stream, launch._dims
-        self._keep = (values, buffer)
-        self._again = lambda status, stream: loaded.again(status, dims, stream, buffer)
-        self._word = None if fixed is None else _WORDS[fixed]
-        self._current: Callable[[], int] = (lambda: fixed) if fixed else (lambda: loaded.stream_of(values))
-        if fixed is None and loaded.leading is not None:
-            self._current = loaded.current_streams[type(values[loaded.leading])] or self._current
-        self._call, self._middle = loaded.entry, (*loaded.head, *dims)
-        self._tail = (buffer.words, *loaded.tail)
+        again_bound.arguments = values, buffer  # kept alive
+        return again_bound
 
-    def __call__(self) -> None:
-        """Launch."""
-        word = self._word
-        if word is None:
-            word = _WORDS[self._current()]
-        if status := self._call(*self._middle, word, *self._tail):
-            self._again(status, self._current())
+    def again_on_the_current_stream() -> None:
+        if status := entry(configurations[current()], handle, words, null):
+            again(status, current(), buffer)
+
+    again_on_the_current_stream.arguments = values, buffer
+    return again_on_the_current_stream
 
 
 class Bound:

@@ -43,13 +43,7 @@ class Loaded:
         first = [i for i, parameter in enumerate(image.parameters) if parameter.kind == "array"]
         self.leading = first[0] if first else None  # the array whose library's stream is used
         self.current_streams = _CurrentStreams(device)
-        self.buffers: list[Buffer] = []  # taken by one launch at a time, in whatever thread
-        handle = driver.WORDS[self.function.handle]
-        self.head = (handle,)
-        if image.cooperative:
-            self.entry, self.tail = driver.unchecked().cuLaunchCooperativeKernel, ()
-        else:
-            self.entry, self.tail = driver.unchecked().cuLaunchKernel, (driver.NULL,)
+        self.handle = driver.word(self.function.handle)
 
     def new_buffer(self) -> Buffer:
         """Memory for one more launch at a time."""
@@ -111,10 +105,15 @@ class Loaded:
                 if producer is not None and producer != stream:
                     driver.order_after(producer, stream, self.device)
 
-    def again(self, status: int, dims: tuple, stream: int, buffer: Buffer) -> None:
-        """After a launch has failed: once more if this thread only had another context; else say what is wrong."""
-        if status in (driver.INVALID_CONTEXT, driver.INVALID_HANDLE):
-            driver.adopt(self.device)
-            with driver.current(self.device):
-                status = self.entry(*self.head, *dims, driver.WORDS[stream], buffer.words, *self.tail)
-        driver.check(status, f"Launching {self.image}", self.image)
+    def again_with(self, configurations: driver.Configurations) -> Callable[[int, int, Buffer], None]:
+        """What to do after a launch has failed with a status, on a stream, with the words of a buffer."""
+
+        def again(status: int, stream: int, buffer: Buffer) -> None:
+            """Once more if this thread only had another context; else say what is wrong."""
+            if status in (driver.INVALID_CONTEXT, driver.INVALID_HANDLE):
+                driver.adopt(self.device)
+                with driver.current(self.device):
+                    status = driver.launch_entry()(configurations[stream], self.handle, buffer.words, driver.NULL)
+            driver.check(status, f"Launching {self.image}", self.image)
+
+        return again

@@ -6,6 +6,7 @@ are touched only if the program has imported them already.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -40,15 +41,18 @@ def handle(stream: Any) -> int | None:
     )
 
 
+def plain(key: Any) -> Any:
+    """A launch configuration with its stream as an integer, so that it can be remembered without keeping the stream."""
+    if isinstance(key, tuple) and len(key) > 2 and not isinstance(key[2], (int, type(None))):
+        return (*key[:2], handle(key[2]), *key[3:])
+    return key
+
+
 def current_cupy() -> Callable[[], int]:
     """A function that gives CuPy's current stream in this thread."""
-    try:
-        from cupy_backends.cuda.stream import get_current_stream_ptr
-    except ImportError:
-        import cupy
+    from cupy.cuda import get_current_stream
 
-        return lambda: cupy.cuda.get_current_stream().ptr
-    return get_current_stream_ptr
+    return lambda: get_current_stream().ptr
 
 
 def current_torch(device: int) -> Callable[[], int]:
@@ -57,4 +61,4 @@ def current_torch(device: int) -> Callable[[], int]:
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     if raw is None:
         return lambda: torch.cuda.current_stream(device).cuda_stream
-    return lambda: raw(device)
+    return functools.partial(raw, device)

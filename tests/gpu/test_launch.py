@@ -420,6 +420,42 @@ def test_lazily_conjugated_tensors_are_refused():
         layouts[1, (4, 4)](t.conj(), t, t.T, False, 1, 0)
 
 
+@pytest.mark.parametrize("warm", [False, True])
+def test_lazily_negated_tensors_are_refused(warm):
+    x = torch.ones(N, device="cuda")
+    launch = axpy[GRID + 3, BLOCK]
+    if warm:
+        launch(x, x.clone(), 1, N)
+    with pytest.raises(ArgumentError, match="resolve_neg"):
+        launch(torch._neg_view(x), x.clone(), 1, N)
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_shapes_libraries_and_streams_may_change_from_call_to_call(rng, library):
+    """One configuration for everything: what was remembered of the last call must not leak into the next."""
+    wrap = torch_array if library == "torch" else cp.asarray
+    launch = flexible[GRID, BLOCK]
+    for n in (N, 17, N, 999, 1, 17):
+        x, y = data(rng, n), cp.full(n, np.nan, np.float32)
+        launch(wrap(x), wrap(y) if library == "torch" else y, 3.0)
+        np.testing.assert_array_equal(cp.asnumpy(y), np.float32(3) * x)
+        other = cp.full(n, np.nan, np.float32)
+        launch(cp.asarray(x)[::1], other, 3.0)
+        launch(torch_array(x), torch_array(other), 3.0)
+        np.testing.assert_array_equal(cp.asnumpy(other), np.float32(3) * x)
+
+
+def test_configurations_with_stream_objects_are_found_again(rng):
+    stream = cp.cuda.Stream(non_blocking=True)
+    assert axpy[GRID, BLOCK, stream] is axpy[GRID, BLOCK, stream] is axpy[GRID, BLOCK, stream.ptr]
+    x, y = cp.asarray(data(rng)), nan()
+    cp.cuda.Device().synchronize()
+    for _ in range(3):
+        axpy[GRID, BLOCK, stream](x, y, 2, N)
+    stream.synchronize()
+    assert_axpy(cp.asnumpy(y), cp.asnumpy(x), 2)
+
+
 def test_other_threads(rng):
     """Threads without a context of their own; each launches with its own arguments at the same time."""
     sources = [data(rng) for _ in range(8)]

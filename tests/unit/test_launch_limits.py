@@ -199,6 +199,13 @@ def test_streams_of_every_kind(stream, handle):
     assert streams.handle(stream) == handle
 
 
+def test_configurations_are_remembered_by_the_handle_of_their_stream():
+    assert streams.plain((8, 128, Stream(ptr=7), 64)) == (8, 128, 7, 64)
+    assert streams.plain((8, 128, Stream(ptr=0))) == (8, 128, streams.LEGACY_DEFAULT)
+    for key in ((8, 128), (8, 128, None), (8, 128, 0, 64), (8, 128, 7), 8, "no configuration"):
+        assert streams.plain(key) is key
+
+
 @pytest.mark.parametrize("stream", ["stream", -1, True, 1.5, object()])
 def test_what_is_no_stream(stream):
     with pytest.raises(ArgumentTypeError, match="stream"):
