@@ -32,6 +32,7 @@ _PUBLIC = {
     "kernel": "devkernels.launch",
     "load_image": "devkernels.launch",
     "make_fftconvolve": "devkernels.kernels.fftconvolve",
+    "make_fftconvolve2d": "devkernels.kernels.fftconvolve2d",
     "make_spectral_filter": "devkernels.kernels.spectral_filter",
     "matmul": "devkernels.device.matmul",
     "oaconvolve": "devkernels.kernels.fftconvolve",
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from devkernels.engine.block_fft import block_fft
     from devkernels.errors import DevkernelsError
     from devkernels.kernels.fftconvolve import correlate, fftconvolve, make_fftconvolve, oaconvolve
+    from devkernels.kernels.fftconvolve2d import make_fftconvolve2d
     from devkernels.kernels.spectral_filter import make_spectral_filter, spectral_filter
     from devkernels.launch import Launcher, kernel, load_image
     from devkernels.lazy import cuda

@@ -35,3 +35,17 @@ def bound(dtype, points):
     """Bound on the relative error of a convolution by transforms of so many points."""
     storage = fft_bound("float16", 2) if dtype == "float16" else 0
     return fft_bound(COMPUTE[dtype], points, 2) + storage
+
+
+def error(got, want, x, h, mode):
+    """Relative error of a convolution's result.
+
+    Transforms spread their errors evenly over all samples of the full convolution, whose norm is what they are relative
+    to; a narrow window of them (one sample of seven, say) may be small by chance.
+    """
+    wide = np.complex128 if np.iscomplexobj(want) else np.float64
+    scale = np.linalg.norm(want)
+    if mode != "circular":
+        full = reference(x, h, "full")
+        scale = max(scale, np.linalg.norm(full) * (want.size / full.size) ** 0.5)
+    return float(np.linalg.norm(np.asarray(got, wide) - want) / scale)

@@ -203,6 +203,22 @@ def on_stream(like: Any, stream: Any) -> Iterator[None]:
             yield
 
 
+def temporary(kept: list, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """`empty`, for memory that only the launches to come will need.
+
+    CuPy's pool gives it to others when it is dropped, in the order of the stream. A CUDA graph that is being captured
+    would write to it later still, so that it is put on the list `kept` then, for as long as the list lives. (torch
+    gives its graphs memory of their own.)
+    """
+    array = empty(like, shape, dtype)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        cuda = cupy.cuda
+        if cuda.runtime.streamIsCapturing(cuda.get_current_stream().ptr):
+            kept.append(array)
+    return array
+
+
 def constant(like: Any, values: np.ndarray) -> Any:
     """An array of `like`'s library and device with the content of a host array, ready for any stream."""
     kind = library(like, "x")

@@ -103,7 +103,7 @@ def filter_gradient(plan: FFTConvolve, gradient: Any, x: Any, batch: tuple[int, 
     rows, dtype = plan.plan, plan.dtype
     top = convolve_plan.longest_linear(dtype)
     if plan.mode == "circular":
-        if rows.length <= top:
+        if rows.length <= top or rows.taps > _SEGMENT:
             turned = _circular_turned(x, rows.length)
             return sum_to(_circle(rows.length, dtype)(gradient, turned)[..., : rows.taps], batch)
         x = _pad(x, 0, 0)
@@ -114,9 +114,10 @@ def filter_gradient(plan: FFTConvolve, gradient: Any, x: Any, batch: tuple[int, 
     else:
         start, length = rows.start, rows.length
         first = length - 1 - start
-        if max(length, rows.window) <= top and first >= 0:
-            inner = _window(first, rows.taps, rows.window, length, dtype)
-            return sum_to(inner(gradient, _turned(x)), batch)
+        if max(length, rows.window) <= top or rows.taps > _SEGMENT:
+            missing = max(0, -first)  # taps that no sample of the result has met
+            inner = _window(max(0, first), rows.taps - missing, rows.window, length, dtype)
+            return sum_to(_pad(inner(gradient, _turned(x)), missing, 0), batch)
     # In segments: sample m of a segment meets x[start + m - k], k < taps.
     step = min(_SEGMENT, rows.window)
     count = -(-rows.window // step)

@@ -72,6 +72,7 @@ class FourStep:
         self._spectrum = kernels.rows_spectrum_kernel(self.rows, plan.columns)
         self._middle = kernels.rows_filter_kernel(self.rows, plan.columns)
         self._inverse = kernels.columns_inverse_kernel(self.columns, width, dtype, halves_out, epilogue)
+        self.kept: list = []
         self._turns: dict[tuple[str, str], tuple] = {}
 
     def describe(self) -> str:
@@ -109,7 +110,7 @@ class FourStep:
         """Spectra of `count` filters, a flat array `h`, and the tables that go with them."""
         plan, columns, rows = self.plan, self.columns, self.rows
         row_turns, thread_turns = self.turns(h)
-        spectra = arrays.empty(h, (count * plan.size,), rows.dtype.name)
+        spectra = arrays.temporary(self.kept, h, (count * plan.size,), rows.dtype.name)
 
         def launch(h, spectra, row_turns, thread_turns):
             for first in range(0, count, 65535):
@@ -142,7 +143,7 @@ class FourStep:
         """Convolve flat `x` into flat `out`."""
         plan, columns, rows = self.plan, self.columns, self.rows
         plates, at_once = rule.rows * plan.segments, self._under_way(rule.rows)
-        work = arrays.empty(x, (at_once * plan.size,), rows.dtype.name)
+        work = arrays.temporary(self.kept, x, (at_once * plan.size,), rows.dtype.name)
 
         def run(x, spectra, row_turns, thread_turns, work, out):
             for plate in range(0, plates, at_once):

@@ -23,6 +23,7 @@ class Recipe:
     filters: tuple  # the same for what transforms the filter; empty where spectra are given
     spectrum: tuple[int, str]  # elements and dtype of each part's spectra
     bytes: tuple[int, int]  # of the rows and of the result
+    kept: list  # what a CUDA graph that is captured must not lose
 
     def run(self, x: Any, h: Any, spectra: Any, out: Any) -> Any:
         """Do the call for arrays with the recipe's fingerprints."""
@@ -36,7 +37,7 @@ class Recipe:
     def _transform(self, h: Any) -> list:
         flat, parts = h.reshape(-1), []
         for launch, numbers in self.filters:
-            part = arrays.empty(h, self.spectrum[:1], self.spectrum[1])
+            part = arrays.temporary(self.kept, h, self.spectrum[:1], self.spectrum[1])
             launch(flat, part, *numbers)
             parts.append(part)
         return parts

@@ -35,6 +35,7 @@ class FFTConvolve:
         self.prologue, self.epilogue = prologue, epilogue
         self._passes: dict[Broadcast, list] = {}
         self._recipes = Recipes()
+        self.kept: list = []
         self._long: FourStep | None = None
         if plan.method == "four-step":
             self._long = FourStep(plan, dtype, prologue, epilogue)
@@ -80,7 +81,7 @@ class FFTConvolve:
             return Spectra(seen.shape[:-1], self._long.prepare(flat, count))
         found = []
         for launch, numbers in self._filter_passes(count):
-            spectra = arrays.empty(h, (count * self.fft.size,), self.fft.dtype.name)
+            spectra = arrays.temporary(self.kept, h, (count * self.fft.size,), self.fft.dtype.name)
             arrays.run_where_kernels_live(
                 {"h": flat, "spectra": spectra},
                 lambda h, spectra, launch=launch, numbers=numbers: launch(h, spectra, *numbers), ("spectra",),
@@ -179,8 +180,12 @@ class FFTConvolve:
         self._recipes.keep(key, Recipe(
             shape, self.dtype, tuple(self._launches(rule)), tuple(self._filter_passes(filters)) if filters else (),
             (points * (filters or 0), dtype),
-            (seen.itemsize * math.prod(seen.shape), seen.itemsize * math.prod(shape)),
+            (seen.itemsize * math.prod(seen.shape), seen.itemsize * math.prod(shape)), self.kept,
         ))  # fmt: skip
+
+    def work_bytes(self, rows: int) -> int:
+        """Bytes of memory that a call on `rows` rows needs beyond its arrays: none, but for four-step transforms."""
+        return 0 if self._long is None else self._long.work_bytes(rows)
 
     def run(self, x: Any, h: Any) -> Any:
         """`__call__` without a record of gradients."""

@@ -37,6 +37,7 @@ class FFTConvolve2D:
         self.shape, self.taps, self.out_shape = (y.length, x.length), (y.taps, x.taps), (y.window, x.window)
         self.rows: BlockFFT = block_fft(x.size, precision)
         self.columns: BlockFFT = columns_fft(y.size, precision)
+        self.kept: list = []
         self._pairs = not dtype.startswith("complex")
         wraps = bool(y.lead or x.lead)
         self._kernels = (
@@ -60,8 +61,8 @@ class FFTConvolve2D:
         seen = arrays.describe(h, "h")
         self._check_filter(seen)
         count, (y, x) = math.prod(seen.shape[:-2]), self.plans
-        spectra = arrays.empty(h, (count * y.size * x.size,), self.columns.dtype.name)
-        marks = arrays.empty(h, (1,), "int32")
+        spectra = arrays.temporary(self.kept, h, (count * y.size * x.size,), self.columns.dtype.name)
+        marks = arrays.temporary(self.kept, h, (1,), "int32")
         first, second = self._filter_kernels
 
         def launch(h, spectra, marks):
@@ -183,8 +184,8 @@ class FFTConvolve2D:
                 f"(twice that for real images with one filter).", spec=self,
             )  # fmt: skip
         along, across = self._grid(rows, plan_y.length + plan_y.lead, pages), self._grid(columns, plan_x.size, pages)
-        work = arrays.empty(x, (pages * page_rows * rows.size,), columns.dtype.name)
-        marks = arrays.empty(x, (pages * along[0][0],), "int32")
+        work = arrays.temporary(self.kept, x, (pages * page_rows * rows.size,), columns.dtype.name)
+        marks = arrays.temporary(self.kept, x, (pages * along[0][0],), "int32")
 
         def launch(x, spectra, work, marks, out):
             first[along](x, work, marks, images, groups, *self.shape, page_rows, plan_y.lead, plan_x.lead)

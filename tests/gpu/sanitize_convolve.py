@@ -1,41 +1,115 @@
-"""One small launch of each convolution kernel, to be run under a checker; not collected by pytest.
+"""One small launch of each convolution kernel, and compute-sanitizer's word on them; not collected by pytest.
 
-compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu/sanitize_convolve.py
-compute-sanitizer --tool racecheck --error-exitcode 9 python tests/gpu/sanitize_convolve.py
+python tests/gpu/sanitize_convolve.py                      run the kernels and check their results
+python tests/gpu/sanitize_convolve.py --check RESULT.json  the same under memcheck, racecheck and synccheck
 """
 
-import cupy as cp
-import numpy as np
+import argparse
+import dataclasses
+import json
+import pathlib
+import re
+import subprocess
+import sys
 
-import devkernels
-
-CASES = [
-    # x, h, mode, dtype: block barriers and warp barriers, tails, two rows at a time, masks, wrapping, several passes
+TOOLS = ("memcheck", "racecheck", "synccheck")
+ROWS = [
+    # x, h, mode, dtype: block barriers and warp barriers, tails, two rows at a time, masks, wrapping
     ((3, 64), (64,), "circular", "complex64"),
     ((3, 512), (512,), "circular", "complex64"),
     ((3, 2048), (2048,), "circular", "complex128"),
     ((5, 1536), (100,), "circular", "float32"),
+    ((5, 256), (256,), "circular", "float32"),
     ((2, 3, 4096), (3, 4096), "causal", "float32"),
     ((2, 3, 1000), (3, 1000), "full", "float32"),
+    ((2, 1000), (1000,), "causal", "float16"),
     ((2, 8192), (8192,), "causal", "float32"),
     ((2, 5000), (63,), "same", "float32"),
     ((2, 997), (31,), "circular", "complex64"),
-    ((1, 20000), (17000,), "same", "float32"),
+    # four-step: one half, two halves, segments, rows that begin with their own end
+    ((2, 16384), (17000,), "same", "float32"),
+    ((1, 40000), (11000,), "same", "float32"),
+    ((1, 17011), (17011,), "circular", "complex64"),
+    ((1, 9000), (9000,), "full", "float64"),
+]
+IMAGES = [
+    ((3, 33, 70), (5, 6), "same", "float32"),
+    ((3, 64, 64), (64, 64), "circular", "float32"),
+    ((2, 37, 41), (9, 7), "circular", "complex64"),
 ]
 
 
+def operands(cp, rng, x_shape, h_shape, dtype):
+    def random(shape):
+        values = rng.standard_normal(shape)
+        if dtype.startswith("c"):
+            values = values + 1j * rng.standard_normal(shape)
+        return cp.asarray(values.astype(dtype))
+
+    return random(x_shape), random(h_shape)
+
+
 def main():
-    rng = np.random.default_rng(0)
-    for x_shape, h_shape, mode, dtype in CASES:
-        x, h = (cp.asarray(rng.standard_normal(shape)).astype(dtype) for shape in (x_shape, h_shape))
-        y = devkernels.fftconvolve(x, h, mode)
-        assert not bool(cp.isnan(y).any()), (x_shape, mode)
-    x, h = (cp.asarray(rng.standard_normal(shape)).astype("float32") for shape in ((3, 33, 70), (5, 6)))
-    y = devkernels.fftconvolve(x, h, "same", axes=(-2, -1))
-    assert not bool(cp.isnan(y).any())
+    import cupy as cp
+    import numpy as np
+
+    import devkernels
+    from devkernels.kernels import convolve_plan
+    from devkernels.kernels.convolver import FFTConvolve
+    from tests.convolution_cases import bound, error, reference
+
+    rng, ran = np.random.default_rng(0), 0
+    for x_shape, h_shape, mode, dtype in ROWS:
+        x, h = operands(cp, rng, x_shape, h_shape, dtype)
+        y, (a, b) = devkernels.fftconvolve(x, h, mode).get(), (x.get(), h.get())
+        assert error(y, reference(a, b, mode), a, b, mode) < bound(dtype, 1 << 17), (x_shape, mode, dtype)
+        ran += 1
+    for size in (64, 1536):  # a row that is not finite, kept from its neighbour
+        x, h = operands(cp, rng, (5, size), (size,), "float32")
+        x[1, 3] = cp.nan
+        y = devkernels.fftconvolve(x, h, "circular")
+        assert not bool(cp.isnan(y[cp.asarray([0, 2, 3, 4])]).any())
+        ran += 1
+    for mode, length, taps in (("same", 300, 90), ("circular", 100, 90)):  # as with filters of millions of samples
+        plan = dataclasses.replace(
+            convolve_plan.plan_rows(mode, length, taps, "float32", "overlap"), method="overlap", size=128,
+            part_limit=64, wraps=mode == "circular",
+        )  # fmt: skip
+        x, h = operands(cp, rng, (2, length), (taps,), "float32")
+        y, (a, b) = FFTConvolve(plan, "float32", mode)(x, h).get(), (x.get(), h.get())
+        assert error(y, reference(a, b, mode), a, b, mode) < bound("float32", 256)
+        ran += 1
+    for x_shape, h_shape, mode, dtype in IMAGES:
+        x, h = operands(cp, rng, x_shape, h_shape, dtype)
+        x[0, 1, 2] = cp.nan
+        y = devkernels.fftconvolve(x, h, mode, axes=(-2, -1))
+        assert not bool(cp.isnan(y[1:]).any()), (x_shape, mode)
+        assert bool(cp.isnan(y[0]).all()), (x_shape, mode)
+        ran += 1
     cp.cuda.Device().synchronize()
-    print("every kernel ran")
+    print(f"{ran} cases ran")
+
+
+def check(path):
+    from bench.harness import environment
+
+    results = {}
+    for tool in TOOLS:
+        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, __file__]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", run.stdout)
+        cases = re.search(r"(\d+) cases ran", run.stdout)
+        results[tool] = {
+            "exit_status": run.returncode, "summary": summary, "cases": int(cases[1]) if cases else 0,
+            "tail": [] if run.returncode == 0 else (run.stdout + run.stderr).splitlines()[-60:],
+        }  # fmt: skip
+        print(tool, run.returncode, summary, flush=True)
+        pathlib.Path(path).write_text(json.dumps({"environment": environment(), "tools": results}, indent=1) + "\n")
+    return 1 if any(result["exit_status"] for result in results.values()) else 0
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", metavar="RESULT.json")
+    given = parser.parse_args()
+    sys.exit(check(given.check) if given.check else main())

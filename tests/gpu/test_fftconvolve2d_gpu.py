@@ -49,3 +49,58 @@ def test_circular(shape, dtype, rng):
 def test_batches_and_filters(batch, filters, dtype, rng):
     check(rng, batch, filters, (40, 50), (7, 6), "same", dtype)
     check(rng, batch, filters, (3, 5), (7, 6), "valid" if dtype == "float32" else "full", dtype)
+
+
+@pytest.mark.parametrize("shape", [(97, 64), (64, 101), (449, 331)])
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_lengths_without_a_transform_on_a_circle(shape, dtype, rng):
+    check(rng, (3,), (), shape, shape, "circular", dtype)
+    check(rng, (3,), (), shape, (5, 7), "circular", dtype)
+
+
+@pytest.mark.parametrize(("batch", "filters"), [((2, 3), (2, 1)), ((2, 3), (1, 1)), ((2, 1), (3,)), ((), (4,))])
+def test_broadcasting(batch, filters, rng):
+    x, h = random(rng, (*batch, 20, 30), "float32"), random(rng, (*filters, 5, 4), "float32")
+    want = signal.fftconvolve(
+        *(np.broadcast_to(a, (*np.broadcast_shapes(batch, filters), *a.shape[-2:])).astype(float) for a in (x, h)),
+        "full", axes=(-2, -1),
+    )  # fmt: skip
+    got = devkernels.fftconvolve(cupy.asarray(x), cupy.asarray(h), "full", axes=(-2, -1)).get()
+    assert relative_error(got, want) < fft_bound("float32", 2048, 2)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(("mode", "size", "dtype"), [("same", 200, "float32"), ("circular", 256, "float64")])
+def test_what_is_not_finite_stays_in_its_image(bad, mode, size, dtype, rng):
+    x, h = random(rng, (7, size, size), dtype), random(rng, (9, 9), dtype)
+    spoilt = [0, 3, 6]
+    x[spoilt, rng.integers(size, size=3), rng.integers(size, size=3)] = bad
+    got = devkernels.fftconvolve(cupy.asarray(x), cupy.asarray(h), mode, axes=(-2, -1)).get()
+    rest = [1, 2, 4, 5]
+    clean = devkernels.fftconvolve(cupy.asarray(x[rest]), cupy.asarray(h), mode, axes=(-2, -1)).get()
+    assert np.isnan(got[spoilt]).all()
+    assert relative_error(got[rest], clean) < fft_bound(dtype, size * size, 2)
+    if mode == "same":
+        want = np.stack([signal.fftconvolve(image.astype(float), h.astype(float), "same") for image in x[rest]])
+        assert relative_error(clean, want) < fft_bound(dtype, 4 * size * size, 2)
+
+
+def test_a_graph_keeps_its_work_area(rng):
+    x, h = random(rng, (6, 100, 100), "float32"), random(rng, (5, 5), "float32")
+    plan = devkernels.make_fftconvolve2d((100, 100), (5, 5), "float32", "same")
+    images, spectra = cupy.asarray(x), plan.prepare(cupy.asarray(h))
+    out = cupy.full(x.shape, np.nan, "float32")
+    plan(images, spectra=spectra, out=out)
+    want = out.get()
+    out.fill(np.nan)
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        plan(images, spectra=spectra, out=out)
+        graph = stream.end_capture()
+        others = [cupy.full(1 << size, 7, "float32") for size in range(8, 22)]  # none may be the graph's memory
+        graph.launch()
+        stream.synchronize()
+    assert all(bool((other == 7).all()) for other in others)
+    assert np.array_equal(out.get(), want)
