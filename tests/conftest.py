@@ -88,6 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="seed of all random inputs; a new one each run otherwise")
+    parser.addoption("--cupy-source", metavar="PATH", help="CuPy's source distribution, or its folder: run its tests")
     parser.addoption("--summary", metavar="PATH", help="write counts, GPU, versions and date of this run as JSON")
 
 

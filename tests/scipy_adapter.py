@@ -5,6 +5,11 @@ only does what our functions leave to the caller: dtypes, axes to the end, repet
 What we do not offer (three axes and more, objects, longdouble) goes to SciPy and is counted.
 """
 
+import json
+import os
+import pathlib
+import sys
+
 import numpy as np
 from scipy import signal
 
@@ -12,9 +17,22 @@ COUNTS = {"devkernels": 0, "scipy": 0}
 _NAMES = {"fftconvolve": signal.fftconvolve, "oaconvolve": signal.oaconvolve, "correlate": signal.correlate}
 
 
-def _prepared(name, in1, in2, mode, axes):
+def calls(folder):
+    """(calls of ours, calls of theirs) that a run in this folder has counted."""
+    counts = [json.loads(path.read_text()) for path in pathlib.Path(folder).glob("adapter-calls-*.json")]
+    return tuple(sum(count[whose] for count in counts) for whose in ("devkernels", "scipy"))
+
+
+def module_of(array):
+    """CuPy for its arrays, NumPy for all else."""
+    cupy = sys.modules.get("cupy")
+    return cupy if cupy is not None and isinstance(array, cupy.ndarray) else np
+
+
+def prepared(name, in1, in2, mode, axes):
     """Operands as we want them, and how to put the axes back; None where SciPy has to do it."""
-    a, b = np.asarray(in1), np.asarray(in2)
+    xp = module_of(in1)
+    a, b = xp.asarray(in1), xp.asarray(in2)
     if a.ndim == 0 or a.ndim != b.ndim or a.size == 0 or b.size == 0 or mode not in ("full", "same", "valid"):
         return None
     dtype = np.result_type(a.dtype, b.dtype)
@@ -24,7 +42,7 @@ def _prepared(name, in1, in2, mode, axes):
         dtype = np.dtype(np.float64)
     if dtype.name not in ("float16", "float32", "float64", "complex64", "complex128"):
         return None
-    axes = range(a.ndim) if axes is None else np.atleast_1d(axes)
+    axes = range(a.ndim) if axes is None else np.atleast_1d(np.asarray(axes, dtype=int))
     axes = sorted({int(axis) % a.ndim for axis in axes})
     rest = [axis for axis in range(a.ndim) if axis not in axes]
     if name != "correlate":  # axes where one operand has a single sample are broadcast, not convolved
@@ -38,40 +56,44 @@ def _prepared(name, in1, in2, mode, axes):
     if mode == "valid" and not (all(larger) or not any(larger)):
         return None
     order = [*rest, *axes]
-    a, b = (np.transpose(v, order).astype(dtype) for v in (a, b))
+    a, b = (xp.transpose(v, order).astype(dtype) for v in (a, b))
     try:
         batch = np.broadcast_shapes(a.shape[: len(rest)], b.shape[: len(rest)])
     except ValueError:
         return None
     if len(axes) == 2:
-        a = np.ascontiguousarray(np.broadcast_to(a, (*batch, *a.shape[-2:])))
-        b = np.ascontiguousarray(np.broadcast_to(b, (*batch, *b.shape[-2:])))
-    return a, b, len(axes), np.argsort(order)
+        a = xp.ascontiguousarray(xp.broadcast_to(a, (*batch, *a.shape[-2:])))
+        b = xp.ascontiguousarray(xp.broadcast_to(b, (*batch, *b.shape[-2:])))
+    return a, b, len(axes), [int(place) for place in np.argsort(order)]
+
+
+def run(name, mode, ready):
+    """Our function on prepared operands."""
+    import devkernels
+
+    a, b, count, back = ready
+    COUNTS["devkernels"] += 1
+    xp = module_of(a)
+    if count == 2:
+        b = xp.ascontiguousarray(b[..., ::-1, ::-1].conj()) if name == "correlate" else b
+        out = devkernels.fftconvolve(a, b, mode, axes=(-2, -1))
+    else:
+        out = getattr(devkernels, name)(a, b, mode)
+    return xp.transpose(out, back)
 
 
 def _adapt(name):
     theirs = _NAMES[name]
 
     def function(in1, in2, mode="full", *args, axes=None, method="auto"):
-        import devkernels
-
-        ready = None if args else _prepared(name, in1, in2, mode, axes)
+        ready = None if args else prepared(name, in1, in2, mode, axes)
         if ready is None or (
             name == "correlate" and (np.asarray(in1).dtype.kind in "iub" or method not in ("auto", "fft"))
         ):
             COUNTS["scipy"] += 1
             options = {"axes": axes} if axes is not None else {"method": method} if name == "correlate" else {}
             return theirs(in1, in2, mode, *args, **options)
-        a, b, count, back = ready
-        COUNTS["devkernels"] += 1
-        if name == "correlate" and count == 2:
-            b = np.ascontiguousarray(b[..., ::-1, ::-1].conj())
-            out = devkernels.fftconvolve(a, b, mode, axes=(-2, -1))
-        elif count == 2:
-            out = devkernels.fftconvolve(a, b, mode, axes=(-2, -1))
-        else:
-            out = getattr(devkernels, name)(a, b, mode)
-        return np.transpose(out, back)
+        return run(name, mode, ready)
 
     return function
 
@@ -82,5 +104,5 @@ def pytest_collection_modifyitems(items):
             setattr(module, name, _adapt(name))
 
 
-def pytest_terminal_summary(terminalreporter):
-    terminalreporter.write_line(f"adapter calls: {COUNTS}")
+def pytest_sessionfinish():
+    pathlib.Path(f"adapter-calls-{os.getpid()}.json").write_text(json.dumps(COUNTS))  # of this process, one of several
