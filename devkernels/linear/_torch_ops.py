@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from devkernels.linear._torch_run import backward, forward_code, mlp_backward, mlp_forward, run
+from devkernels.linear._torch_run import backward, forward_code, keeps_mask, mlp_backward, mlp_forward, run
 from devkernels.linear.epilog import gelu_aux_columns, relu_mask_bytes
 
 _grad_enabled = torch.is_grad_enabled
@@ -29,10 +29,10 @@ class LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, activation):
-        """Run the product; keep the result (ReLU) or its input (GELU)."""
-        y, aux = run(x, weight, bias, forward_code(activation, bias is not None, activation == "gelu"))
+        """Run the product; keep its mask, or on the CPU the result of ReLU."""
+        y, aux = run(x, weight, bias, forward_code(activation, bias is not None, keeps_mask(x, activation)))
         ctx.activation = activation
-        ctx.save_for_backward(x, weight, y if activation == "relu" else aux)
+        ctx.save_for_backward(x, weight, y if aux is None and activation is not None else aux)
         return y
 
     @staticmethod
@@ -129,7 +129,7 @@ def _setup(ctx, inputs, output):
     x, weight, bias, activation, _ = inputs
     y, mask = output
     ctx.activation, ctx.has_bias = activation, bias is not None
-    ctx.save_for_backward(x, weight, y if activation == "relu" else mask)
+    ctx.save_for_backward(x, weight, y if activation == "relu" and mask.numel() == 0 else mask)
 
 
 def _backward(ctx, dy, _):

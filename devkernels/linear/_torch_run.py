@@ -14,6 +14,7 @@ from devkernels.errors import ArgumentError
 from devkernels.linear.activations import on_device
 from devkernels.linear.arrays import package
 from devkernels.linear.bounded import Bounded
+from devkernels.linear.elementwise import unpack_bits
 from devkernels.linear.epilog import Epilog
 from devkernels.linear.matmul import Prepared, prepare
 from devkernels.linear.operands import analyse
@@ -118,42 +119,55 @@ def forward_code(activation: str | None, bias: bool, aux: bool) -> int:
     return int(Epilog.of(activation, bias=bias, aux=aux))
 
 
-def through_activation(activation: str, dy: Tensor, kept: Tensor, need_sum: bool) -> tuple[Tensor, Tensor | None]:
+def keeps_mask(x: Tensor, activation: str | None) -> bool:
+    """Whether the forward product keeps a mask: always for GELU; for ReLU on a GPU, where one bit is read and not y."""
+    return activation == "gelu" or (activation == "relu" and x.is_cuda)
+
+
+def kind_of(activation: str, kept: Tensor) -> str:
+    """What was kept for an activation: "relu" (the result), "relu_aux" (bits), or "gelu" (the input)."""
+    return "relu_aux" if activation == "relu" and kept.dtype is torch.uint8 else activation
+
+
+def through_activation(kind: str, dy: Tensor, kept: Tensor, need_sum: bool) -> tuple[Tensor, Tensor | None]:
     """Gradient before the activation, and its sum over the tokens where that comes along.
 
-    `dy` is (tokens, features); `kept` is the result for ReLU, the raw GELU aux for GELU.
+    `dy` is (tokens, features); `kept` is the result of ReLU, its mask, or the raw GELU aux, as `kind_of` says.
     """
     if dy.is_cuda:
         if not dy.is_contiguous():
             dy = dy.contiguous()
         rows, columns = dy.shape
         index, d_pointer, k_pointer = dy.get_device(), dy.data_ptr(), kept.data_ptr()
-        key = (rows, columns, dy.dtype, kept.stride(0), activation, index, (d_pointer | k_pointer) & 15)
+        key = (rows, columns, dy.dtype, kept.stride(0), kind, index, (d_pointer | k_pointer) & 15)
         found = _passes.get(key, _passes)
         if found is _passes:
-            found = on_device(_ARRAYS, index, str(dy.dtype)[6:], rows, columns, kept.stride(0), activation, key[-1])
+            found = on_device(_ARRAYS, index, str(dy.dtype)[6:], rows, columns, kept.stride(0), kind, key[-1])
             _passes.keep(key, found)
         if found is not None and not _ARRAYS.several_devices():
             kernel, new_dz, new_db = found
             dz, db = new_dz(), new_db() if need_sum else None
             kernel.launch(d_pointer, k_pointer, dz.data_ptr(), db.data_ptr() if need_sum else 0, _raw_stream(index))
             return dz, db
-    if activation == "relu":
+    if kind == "relu":
         return torch.ops.aten.threshold_backward(dy, kept, 0), None
+    if kind == "relu_aux":
+        return dy.masked_fill(~unpack_bits(_ARRAYS, kept, dy.shape[-1]), 0), None
     return torch.ops.aten.gelu_backward(dy, kept[:, : dy.shape[-1]], approximate="tanh"), None
 
 
 def backward(dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, activation: str | None,
              needs: tuple[bool, ...]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of input, weight and bias of one layer, those that are needed."""
+    kind = None if activation is None else kind_of(activation, kept)
     if dy.is_cuda and needs[0] and needs[1]:
-        step = _step_for(dy, x, weight, kept, activation, needs[2])
+        step = _step_for(dy, x, weight, kept, kind, needs[2])
         if step is not None:
             return step(dy, x, weight, kept)
     dz = flatten("dy", dy)
     dx = dw = db = None
-    if activation is not None:
-        dz, db = through_activation(activation, dz, kept.reshape(dz.shape) if activation == "relu" else kept, needs[2])
+    if kind is not None:
+        dz, db = through_activation(kind, dz, kept.reshape(dz.shape) if kind == "relu" else kept, needs[2])
     if needs[0]:
         dx = product(DEFAULT, dz, weight)[0]
         if x.dim() != 2:
@@ -206,26 +220,26 @@ class _Step:
         return dx, dw, db
 
 
-def _step_for(dy, x, weight, kept, activation: str | None, sums: bool) -> _Step | None:
+def _step_for(dy, x, weight, kept, kind: str | None, sums: bool) -> _Step | None:
     """Return the step for contiguous, aligned operands; None where something asks for the longer way."""
     dtype = x.dtype
     bits = dy.data_ptr() | x.data_ptr() | weight.data_ptr() | (0 if kept is None else kept.data_ptr())
     if bits & 255 or not (dy.is_contiguous() and x.is_contiguous() and weight.is_contiguous()):
         return None
     compute = "32f_fast_tf32" if dtype is _float32 and _precision() != "highest" else None
-    key = (dy.shape, dtype, x.shape, weight.shape, activation, sums, dy.get_device(), compute)
+    key = (dy.shape, dtype, x.shape, weight.shape, kind, sums, dy.get_device(), compute)
     step = _steps.get(key, _steps)
     if step is not _steps:
         return step
     step = None
     if dy.dtype == dtype == weight.dtype and not _ARRAYS.several_devices() and x.numel() and dy.numel():
         through, index = None, dy.get_device()
-        if activation is not None:
+        if kind is not None:
             columns = dy.shape[-1]
-            ld = columns if activation == "relu" else kept.stride(0)
+            ld = columns if kind == "relu" else kept.stride(0)
             rows = dy.numel() // columns
-            through = on_device(_ARRAYS, index, str(dtype)[6:], rows, columns, ld, activation, 0)
-        if activation is None or through is not None:
+            through = on_device(_ARRAYS, index, str(dtype)[6:], rows, columns, ld, kind, 0)
+        if kind is None or through is not None:
             step = _Step(dy, x, weight, through, sums, compute)
             if step.input is None or step.weight is None:
                 step = None

@@ -75,7 +75,8 @@ def _eager(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | Non
 def _traced(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
     """The same through the registered operator, for torch.compile and torch.export."""
     x, weight, bias = _autocast(x, weight, bias)
-    return torch.ops.devkernels.linear_forward(x, weight, bias, activation or "none", activation == "gelu")[0]
+    aux = raw.keeps_mask(x, activation)
+    return torch.ops.devkernels.linear_forward(x, weight, bias, activation or "none", aux)[0]
 
 
 class FusedLinear(nn.Module):

@@ -170,23 +170,29 @@ def test_weights_replaced_between_calls():
     close(layer(x), torch.relu(nn.functional.linear(x, layer.weight, layer.bias)), 4e-3)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("kind", ["relu", "relu_aux", "gelu"])
 @pytest.mark.parametrize("dtype", list(ROUND))
-def test_pass_through_an_activation(activation, dtype):
+def test_pass_through_an_activation(kind, dtype):
     from devkernels.linear import _torch_run as raw
+    from devkernels.linear.arrays import package
+    from devkernels.linear.elementwise import pack_bits
+
+    activation = kind[:4]
 
     for rows, columns in [(1, 1), (5, 7), (64, 136), (257, 1000), (2048, 512), (3, 4096), (40000, 24)]:
         dy = torch.randn(rows, columns, device="cuda", dtype=dtype)
         x = torch.randn(rows, columns + (-columns) % 8, device="cuda", dtype=dtype)
         kept = torch.relu(x[:, :columns]).contiguous() if activation == "relu" else x
-        dz, db = raw.through_activation(activation, dy, kept, True)
+        if kind == "relu_aux":
+            kept = pack_bits(package("torch"), kept > 0)
+        dz, db = raw.through_activation(kind, dy, kept, True)
         wide = x[:, :columns].double().requires_grad_()
         ACTIVATIONS[activation](wide).backward(dy.double())
         close(dz, wide.grad, 2 * ROUND[dtype])  # devkernels' own kernel: true constants
         assert db is not None
         limit = 4 * ROUND[dtype] * torch.linalg.vector_norm(dz.double().abs().sum(0))
         assert torch.linalg.vector_norm(db.double() - dz.double().sum(0)) <= limit
-        again = raw.through_activation(activation, dy, kept, True)
+        again = raw.through_activation(kind, dy, kept, True)
         assert torch.equal(again[0], dz)
         assert torch.equal(again[1], db)  # blocks are added in one order, whichever is last
-        assert raw.through_activation(activation, dy, kept, False)[1] is None
+        assert raw.through_activation(kind, dy, kept, False)[1] is None

@@ -169,8 +169,8 @@ def test_compile_without_graph_breaks(activation):
 def test_operators_are_registered_properly():
     x, w, b = (torch.randn(*s, requires_grad=True) for s in ((3, 6), (5, 6), (5,)))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    for activation in ("none", "relu", "gelu"):
-        arguments = (x, w, b, activation, activation == "gelu")
+    for activation, aux in (("none", False), ("relu", False), ("relu", True), ("gelu", True)):
+        arguments = (x, w, b, activation, aux)
         torch.library.opcheck(torch.ops.devkernels.linear_forward, arguments, test_utils=checks)
     weights = [w, torch.randn(2, 5, requires_grad=True)]
     biases = [b, torch.randn(2, requires_grad=True)]

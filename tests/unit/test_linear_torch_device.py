@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from devkernels.errors import DevkernelsError
-from devkernels.linear import _torch_quick
+from devkernels.linear import _torch_ops, _torch_quick
 from devkernels.linear.torch import FusedLinear, FusedMLP, fused_linear
 from tests.unit.linear_support import enter_torch_world
 
@@ -109,8 +109,11 @@ def test_float32_precision_is_asked_for_at_each_call(lt, monkeypatch):
     assert {told.get("compute") for told in lt.objects.values()} - computed == {77}  # CUBLAS_COMPUTE_32F_FAST_TF32
 
 
+@pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
-def test_modules_and_gradients(lt, activation):
+def test_modules_and_gradients(lt, monkeypatch, activation, mask):
+    if mask:  # as on a GPU
+        monkeypatch.setattr(_torch_ops, "keeps_mask", lambda x, activation: activation is not None)
     layer = FusedLinear(8, 5, activation=activation, dtype=torch.float64)
     x = torch.randn(3, 4, 8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, w, b: fused_linear(x, w, b, activation), (x, layer.weight, layer.bias))
