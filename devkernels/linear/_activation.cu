@@ -3,8 +3,8 @@
 // dz[r, c] = dy[r, c] * slope(kept[r, c]);  db[c] = sum over r of dz[r, c]
 //
 // KIND 0: ReLU, kept is its result.  1: GELU (tanh), kept is its input.  2: ReLU, kept is its mask, one bit an element.
-// A block of 32 x 8 threads takes 32 * VEC columns and some rows. Blocks leave partial sums; the last one of a column
-// slab adds them up in the order of the blocks, so that the result is the same in every run.
+// A block of LANES x (256 / LANES) threads takes LANES * VEC columns and some rows. Blocks leave partial sums; the last
+// one of a column slab adds them up, always in the same order, so that the result is the same in every run.
 // TYPE 0: float16, 1: bfloat16, 2: float32, 3: float64. No header is needed.
 
 typedef unsigned long long u64;
@@ -41,7 +41,8 @@ __device__ void store(T* to, Raw x) {
 }
 #endif
 union Pack { Raw raw; T v[VEC]; __device__ Pack() {} };
-static const u32 LANES = 32, ROWS = 8, SLAB = LANES * VEC, AHEAD = 4;
+static const u32 ROWS = 256 / LANES, SLAB = LANES * VEC, AHEAD = 4;
+union Sums { uint4 raw[VEC * sizeof(W) < 16 ? 1 : VEC * sizeof(W) / 16]; W v[VEC < 4 ? 4 : VEC]; __device__ Sums() {} };
 
 __device__ W gelu_slope(W z) {
     const W s = W(0.79788456080286535588), q = W(0.044715);
@@ -109,12 +110,13 @@ extern "C" __global__ void __launch_bounds__(256) activation_backward(
     if (db == nullptr) return;
     __shared__ W lanes[ROWS][SLAB];
     __shared__ u32 last;
+    const u64 start = u64(blockIdx.x) * SLAB;
 #pragma unroll
     for (u32 i = 0; i < VEC; ++i) lanes[threadIdx.y][threadIdx.x * VEC + i] = sum[i];
     __syncthreads();
-    const u64 start = u64(blockIdx.x) * SLAB;
-    for (u32 c = thread; c < SLAB && start + c < columns; c += LANES * ROWS) {
+    for (u32 c = thread; c < SLAB && start + c < columns; c += 256) {
         W total = 0;
+#pragma unroll
         for (u32 i = 0; i < ROWS; ++i) total += lanes[i][c];
         if (gridDim.y == 1) db[start + c] = down(total);
         else partial[blockIdx.y * columns + start + c] = total;
@@ -126,10 +128,30 @@ extern "C" __global__ void __launch_bounds__(256) activation_backward(
     __syncthreads();
     if (!last) return;
     __threadfence();
-    for (u32 c = thread; c < SLAB && start + c < columns; c += LANES * ROWS) {
+#pragma unroll
+    for (u32 i = 0; i < VEC; ++i) sum[i] = 0;
+    if (column < columns) {
+#pragma unroll 4
+        for (u32 y = threadIdx.y; y < gridDim.y; y += ROWS) {
+            const W* from = partial + y * columns + column;
+#if VEC == 1
+            sum[0] += __ldcg(from);
+#else
+            Sums part;
+#pragma unroll
+            for (u32 i = 0; i < VEC * sizeof(W) / 16; ++i) part.raw[i] = __ldcg(reinterpret_cast<const uint4*>(from) + i);
+#pragma unroll
+            for (u32 i = 0; i < VEC; ++i) sum[i] += part.v[i];
+#endif
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < VEC; ++i) lanes[threadIdx.y][threadIdx.x * VEC + i] = sum[i];
+    __syncthreads();
+    for (u32 c = thread; c < SLAB && start + c < columns; c += 256) {
         W total = 0;
-#pragma unroll 8
-        for (u32 y = 0; y < gridDim.y; ++y) total += __ldcg(partial + y * columns + start + c);
+#pragma unroll
+        for (u32 i = 0; i < ROWS; ++i) total += lanes[i][c];
         db[start + c] = down(total);
     }
 }

@@ -33,6 +33,9 @@ _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER, _BIAS_BATCH = 3, 4, 7, 8, 10
 _AUX_POINTER, _AUX_LD, _AUX_BATCH = 11, 12, 13
 _A_SCALE, _B_SCALE, _D_SCALE = 17, 18, 20
 _ORDER, _BATCH_COUNT, _BATCH_OFFSET, _ROW_ORDER = 1, 5, 6, 1
+# Parts of a sum may be added up in place or in the accumulate type, never in the result's type (4 in the mask): an
+# error bound by the accumulate type would not hold.
+_REDUCTION_MASK, _REDUCTIONS = 3, 1 | 2
 _MAX_WORKSPACE, _ALIGN_A, _ALIGN_B, _ALIGN_C, _ALIGN_D = 1, 5, 6, 7, 8
 
 
@@ -164,6 +167,7 @@ class LtMatmul:
         try:
             put = functools.partial(_set, lt.matmul_preference_set_attribute, preference)
             put(_MAX_WORKSPACE, ctypes.c_uint64(WORKSPACE_BYTES))
+            put(_REDUCTION_MASK, ctypes.c_uint32(_REDUCTIONS))
             for attribute in (_ALIGN_A, _ALIGN_B, _ALIGN_C, _ALIGN_D):
                 put(attribute, ctypes.c_uint32(self.alignment))
             found = numpy.zeros(limit, lt.matmul_heuristic_result_dtype)

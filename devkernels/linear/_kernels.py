@@ -25,7 +25,9 @@ TYPES = {
     "float64": (3, 8, 8),
 }  # number, bytes, sum's
 KINDS = {"relu": 0, "gelu": 1, "relu_aux": 2, "gelu_aux": 1}
-_LANES, _ROWS, _MAX_ROW_BLOCKS, _MAX_SLABS = 32, 8, 64, 16384
+_THREADS, _MAX_ROW_BLOCKS, _MAX_SLABS = 256, 64, 16384
+# Lanes side by side in a block. Few rows: narrow blocks, each of which sees all rows, so that none waits for others.
+_FEW_ROWS, _NARROW, _WIDE = 256, 8, 32
 _FILL = 528  # blocks of 256 threads that an H200 holds at a time (132 multiprocessors, 4 by their registers)
 _INVALID_CONTEXT = 201
 
@@ -33,7 +35,7 @@ _lock = threading.Lock()
 _counters: dict[tuple[str, int, int], tuple[int, object]] = {}
 
 
-def compile_source(number: int, vector: int, kind: int, architecture: str) -> bytes:
+def compile_source(number: int, vector: int, kind: int, architecture: str, lanes: int = _WIDE) -> bytes:
     """Compile the kernel for one dtype, vector length, kind and architecture; return the cubin, from the cache if kept.
 
     Raises
@@ -44,7 +46,8 @@ def compile_source(number: int, vector: int, kind: int, architecture: str) -> by
     from cuda.bindings import nvrtc
 
     source = (Path(__file__).parent / "_activation.cu").read_text()
-    options = [f"-arch={architecture}", "-std=c++17", f"-DTYPE={number}", f"-DVEC={vector}", f"-DKIND={kind}"]
+    options = [f"-arch={architecture}", "-std=c++17", f"-DTYPE={number}", f"-DVEC={vector}", f"-DKIND={kind}",
+               f"-DLANES={lanes}"]  # fmt: skip
     version = nvrtc.nvrtcVersion()[1:]
 
     def build() -> bytes:
@@ -67,11 +70,11 @@ def compile_source(number: int, vector: int, kind: int, architecture: str) -> by
 
 
 @functools.cache
-def _function(arrays: Arrays, device: int, number: int, vector: int, kind: int):
+def _function(arrays: Arrays, device: int, number: int, vector: int, kind: int, lanes: int):
     from cuda.bindings import driver
 
     major, minor = arrays.capability(device)
-    code = compile_source(number, vector, kind, f"sm_{major}{minor}")
+    code = compile_source(number, vector, kind, f"sm_{major}{minor}", lanes)
     with arrays.on(device):
         _enter(device)
         error, module = driver.cuModuleLoadData(code)
@@ -142,7 +145,7 @@ class ActivationBackward:
     """One shape of the kernel, with its arguments laid out. Threads may share it."""
 
     def __init__(self, arrays: Arrays, device: int, dtype: str, rows: int, columns: int, kept_ld: int, kind: str,
-                 aligned: bool):  # fmt: skip
+                 aligned: bool, lanes: int | None = None):  # fmt: skip
         number, size, sum_size = TYPES[dtype]
         vector = 16 // size
         code = KINDS[kind]
@@ -150,12 +153,17 @@ class ActivationBackward:
         if not aligned or columns % vector or kept_ld % ld_unit:
             vector = 1
         self._arrays, self._device = arrays, device
-        self._kernel = _function(arrays, device, number, vector, code)
-        slabs = -(-columns // (_LANES * vector))
-        blocks = min(-(-rows // (4 * _ROWS)), max(1, _FILL // slabs), _MAX_ROW_BLOCKS,
+        lanes = lanes or (_NARROW if rows <= _FEW_ROWS else _WIDE)
+        tall = _THREADS // lanes
+        self._kernel = _function(arrays, device, number, vector, code, lanes)
+        slabs = -(-columns // (lanes * vector))
+        blocks = min(-(-rows // (4 * tall)), max(1, _FILL // slabs), _MAX_ROW_BLOCKS,
                      max(1, _workspace.WORKSPACE_BYTES // (columns * sum_size)))  # fmt: skip
-        if slabs > _MAX_SLABS:
-            raise DevkernelsError(f"{columns} columns are more than the kernel takes ({_MAX_SLABS * _LANES * vector}).")
+        if lanes == _NARROW:
+            blocks = 1
+        if slabs > _MAX_SLABS and blocks > 1:
+            raise DevkernelsError(f"{columns} columns are more than the kernel takes ({_MAX_SLABS * lanes * vector}).")
+        self._block = lanes, tall
         per_block = -(-rows // blocks)
         self._grid = slabs, -(-rows // per_block)
         self._values = [ctypes.c_uint64(0) for _ in range(10)]
@@ -178,9 +186,9 @@ class ActivationBackward:
         v = self._values
         with self._lock:
             v[0].value, v[1].value, v[2].value, v[3].value, v[4].value, v[5].value = dy, kept, dz, db, partial, counters
-            error = self._call(self._kernel, *self._grid, 1, _LANES, _ROWS, 1, 0, stream, self._address, None)
+            error = self._call(self._kernel, *self._grid, 1, *self._block, 1, 0, stream, self._address, None)
             if error == _INVALID_CONTEXT:
                 _enter(self._device)
-                error = self._call(self._kernel, *self._grid, 1, _LANES, _ROWS, 1, 0, stream, self._address, None)
+                error = self._call(self._kernel, *self._grid, 1, *self._block, 1, 0, stream, self._address, None)
         if error:
             raise DevkernelsError(f"cuLaunchKernel of activation_backward failed with CUresult {error}.")

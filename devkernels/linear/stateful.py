@@ -263,21 +263,32 @@ class FusedMatmul:
         self._prepared = prepare(operands, self._alpha, self._beta, self._c is not None)
         self._bind()
 
-    def autotune(self, *, candidates: int = 32, rounds: int = 5) -> dict[str, object]:
-        """Time the library's candidates on the operands and keep the fastest, on disk too.
+    def autotune(self, *, candidates: int = 32, rounds: int = 5, search: bool = True) -> dict[str, object]:
+        """Time the library's algorithms on the operands and keep the fastest, on disk too.
 
         The result of the product is not kept. On NumPy there is nothing to choose.
+
+        Parameters
+        ----------
+        candidates : int
+            How many to ask cuBLASLt's heuristic for; it knows a few.
+        rounds : int
+            How often to time each; those near the fastest are timed more often.
+        search : bool
+            Also try the heuristic's choices for the product without its epilog, and other tiles and cluster shapes
+            around the fastest.
 
         Returns
         -------
         dict
-            ``milliseconds`` for each candidate, the index of the ``best``, and the number of ``candidates``.
+            ``milliseconds`` for each algorithm, the index of the ``best``, how many the ``heuristic`` had (they come
+            first) and the number of ``candidates`` in all.
         """
         self._alive()
         if self._prepared is None:
             self.plan()
         if self._device == CPU:
-            return {"milliseconds": [], "best": None, "candidates": 0}
+            return {"milliseconds": [], "best": None, "heuristic": 0, "candidates": 0}
         if self._a is None:
             raise ArgumentError("autotune needs operands; pass them to reset_operands() first.")
         prepared = self._prepared
@@ -289,7 +300,8 @@ class FusedMatmul:
             prepared(self._a, self._b, self._c, bias, raw, out, None)
 
         with self._arrays.on(self._device):
-            report = tuned.measure(prepared.plan.lt, run, candidates=candidates, rounds=rounds)
+            report = tuned.measure(prepared.plan.lt, run, candidates=candidates, rounds=rounds,
+                                   search=search)  # fmt: skip
         self._bind()
         return report
 

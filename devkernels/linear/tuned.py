@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable
 
 from devkernels import cache
-from devkernels.linear import _workspace
+from devkernels.linear import _variants, _workspace
 from devkernels.linear._cublaslt import LtMatmul
 
 _KIND = "autotune"
@@ -41,11 +41,13 @@ def choose(lt: LtMatmul) -> None:
     lt.use(best["algo"].tobytes(), int(best["workspace_size"]))
 
 
-def measure(lt: LtMatmul, run: Callable[[], None], *, candidates: int = 32, rounds: int = 5) -> dict[str, object]:
-    """Time the heuristic's candidates on real operands, taking turns; keep, store and report the fastest.
+def measure(lt: LtMatmul, run: Callable[[], None], *, candidates: int = 32, rounds: int = 5,
+            search: bool = True) -> dict[str, object]:  # fmt: skip
+    """Time algorithms on real operands, taking turns; keep, store and report the fastest.
 
-    All candidates run `rounds` times; those that came within a few percent of the fastest run three times as often
-    again, since among them one measurement's noise decides. Products of many milliseconds run fewer times.
+    The heuristic's candidates run `rounds` times each; with `search`, so do variants of the fastest (see `_variants`).
+    Those that came within a few percent of the fastest run three times as often again, since among them one
+    measurement's noise decides. Products of many milliseconds run fewer times.
 
     Parameters
     ----------
@@ -55,59 +57,95 @@ def measure(lt: LtMatmul, run: Callable[[], None], *, candidates: int = 32, roun
     Returns
     -------
     dict
-        ``milliseconds`` of each candidate (None where it failed), the index of the ``best``, and how many were tried.
+        ``milliseconds`` of each algorithm (None where it failed), the index of the ``best``, how many the heuristic
+        had (``heuristic``, they come first) and how many were tried (``candidates``).
     """
-    found = lt.candidates(candidates)
     before = (lt.algorithm, lt.workspace_bytes)
-    calls = [_prepared(lt, run, one) for one in found]
-    samples: list[list[float]] = [[] for _ in found]
-    able = [i for i, call in enumerate(calls) if call is not None]
-    able = _take_turns(lt, found, calls, samples, able, 1)
+    race = _Race(lt, run)
+    offered = [(one["algo"].tobytes(), int(one["workspace_size"])) for one in lt.candidates(candidates)]
+    race.turns(race.enter(offered), 1)
     again = 3
-    if able and min(samples[i][0] for i in able) > _LONG_MS:
+    if race.able and race.time(race.fastest()[0]) > _LONG_MS:
         rounds, again = min(rounds, 2), 1
-    able = _take_turns(lt, found, calls, samples, able, rounds - 1)
-    if not able:
-        lt.use(*before)
-        return {"milliseconds": [None] * len(found), "best": None, "candidates": len(found)}
-    middle = lambda i: statistics.median(samples[i])  # noqa: E731
-    limit = min(middle(i) for i in able) * _CLOSE
-    close = sorted((i for i in able if middle(i) <= limit), key=middle)[:_FINALISTS]
+    race.turns(race.able, rounds - 1)
+    if search and race.able:
+        race.turns(race.enter(_variants.of_the_plain_product(lt)), rounds)
+        race.turns(race.enter(_variants.other_tiles(lt, race.choices[race.fastest()[0]][0])), 2)
+        race.turns(race.enter(_variants.other_orders(lt, race.choices[race.fastest()[0]][0])), 2)
+    close = race.fastest()
     if len(close) > 1:
-        close = _take_turns(lt, found, calls, samples, close, again * rounds) or close
-    best = min(close, key=middle)
-    algorithm = found[best]["algo"].tobytes()
-    lt.use(algorithm, int(found[best]["workspace_size"]))
-    cache.put(_KIND, key(lt), algorithm)
-    times = [middle(i) if samples[i] else None for i in range(len(found))]
-    return {"milliseconds": times, "best": best, "candidates": len(found)}
+        race.turns(close, again * rounds)
+        close = [i for i in close if i in race.able]
+    report = {"milliseconds": [race.time(i) for i in range(len(race.choices))], "best": None,
+              "heuristic": len(offered), "candidates": len(race.choices)}  # fmt: skip
+    if not close:
+        lt.use(*before)
+        return report
+    report["best"] = best = min(close, key=race.time)
+    lt.use(*race.choices[best])
+    cache.put(_KIND, key(lt), race.choices[best][0])
+    return report
 
 
-def _prepared(lt: LtMatmul, run: Callable[[], None], one) -> tuple[Callable[[], object], int] | None:
-    """What to time for a candidate, and how many products that is; None where it fails.
+class _Race:
+    """Algorithms of one product, timed in turns."""
 
-    Where a launch takes the host longer than the device, a CUDA graph of many products is timed.
-    """
-    try:
-        lt.use(one["algo"].tobytes(), int(one["workspace_size"]))
-        run()  # first use loads the kernel
-        if lt.arrays.milliseconds(run, lt.device) < _SHORT_MS:
-            return lt.arrays.captured(run, _CAPTURED), _CAPTURED
-    except Exception:  # noqa: BLE001 - a candidate that cannot run is no candidate
-        return None
-    return run, 1
+    def __init__(self, lt: LtMatmul, run: Callable[[], None]):
+        self.lt, self.run = lt, run
+        self.choices: list[_variants.Choice] = []
+        self.able: list[int] = []
+        self._calls: list[tuple[Callable[[], object], int]] = []
+        self._samples: list[list[float]] = []
 
+    def enter(self, choices: list[_variants.Choice]) -> list[int]:
+        """Let more algorithms take part; returns the indices of those that are new and can run."""
+        known = {algorithm for algorithm, _ in self.choices}
+        first = len(self.choices)
+        for choice in choices:
+            if choice[0] not in known:
+                known.add(choice[0])
+                self.choices.append(choice)
+                call = self._prepared(choice)
+                self._calls.append(call)
+                self._samples.append([])
+                if call is not None:
+                    self.able.append(len(self.choices) - 1)
+        return [i for i in self.able if i >= first]
 
-def _take_turns(lt: LtMatmul, found, calls, samples: list[list[float]], which: list[int], rounds: int) -> list[int]:
-    """Time candidates one after another, `rounds` times; returns those that did not fail."""
-    able = list(which)
-    for _ in range(rounds):
-        for index in list(able):
-            call, count = calls[index]
-            try:
-                lt.use(found[index]["algo"].tobytes(), int(found[index]["workspace_size"]))
-                samples[index].append(lt.arrays.milliseconds(call, lt.device) / count)
-            except Exception:  # noqa: BLE001 - as above
-                samples[index].clear()
-                able.remove(index)
-    return able
+    def _prepared(self, choice: _variants.Choice) -> tuple[Callable[[], object], int] | None:
+        """What to time for an algorithm, and how many products that is; None where it fails.
+
+        Where a launch takes the host longer than the device, a CUDA graph of many products is timed.
+        """
+        lt = self.lt
+        try:
+            lt.use(*choice)
+            self.run()  # first use loads the kernel
+            if lt.arrays.milliseconds(self.run, lt.device) < _SHORT_MS:
+                return lt.arrays.captured(self.run, _CAPTURED), _CAPTURED
+        except Exception:  # noqa: BLE001 - an algorithm that cannot run is no candidate
+            return None
+        return self.run, 1
+
+    def turns(self, which: list[int], rounds: int) -> None:
+        """Time algorithms one after another, `rounds` times; those that fail are able no more."""
+        lt = self.lt
+        for _ in range(rounds):
+            for index in [i for i in which if i in self.able]:
+                call, count = self._calls[index]
+                try:
+                    lt.use(*self.choices[index])
+                    self._samples[index].append(lt.arrays.milliseconds(call, lt.device) / count)
+                except Exception:  # noqa: BLE001 - as above
+                    self._samples[index].clear()
+                    self.able.remove(index)
+
+    def time(self, index: int) -> float | None:
+        """Median of what was measured."""
+        samples = self._samples[index]
+        return statistics.median(samples) if samples else None
+
+    def fastest(self) -> list[int]:
+        """Those within a few percent of the fastest, the fastest first."""
+        timed = sorted((i for i in self.able if self._samples[i]), key=self.time)
+        return [i for i in timed if self.time(i) <= self.time(timed[0]) * _CLOSE][:_FINALISTS]

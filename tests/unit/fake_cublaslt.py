@@ -15,7 +15,7 @@ _DTYPE = {2: np.float16, 0: np.float32, 1: np.float64, 4: np.complex64, 5: np.co
 _SIZES = {
     "desc": {2: 4, 3: 4, 4: 4, 7: 4, 8: 8, 10: 8, 11: 8, 12: 8, 13: 8, 17: 8, 18: 8, 20: 8},
     "layout": {1: 4, 5: 4, 6: 8},
-    "pref": {1: 8, 5: 4, 6: 4, 7: 4, 8: 4},
+    "pref": {1: 8, 3: 4, 5: 4, 6: 4, 7: 4, 8: 4},
 }
 
 
@@ -35,7 +35,7 @@ class FakeCublasLt:
     def __init__(self, refuse=(), workspace=0):
         self.objects, self.numbers = {}, itertools.count(1000)
         self.refuse, self.workspace = set(refuse), workspace
-        self.calls, self.writes, self.used_workspaces, self.destroyed = 0, [], [], 0
+        self.calls, self.writes, self.used_workspaces, self.destroyed, self.algorithms = 0, [], [], 0, []
 
     def _new(self, kind, **values):
         number = next(self.numbers)
@@ -88,6 +88,20 @@ class FakeCublasLt:
         one["workspace_size"] = self.workspace
         ctypes.memmove(result, one.ctypes.data, one.nbytes)
 
+    def matmul_algo_cap_get_attribute(self, algorithm, attribute, buffer, size, written):
+        assert attribute == 6  # tiles
+        tiles = (ctypes.c_uint32 * 3)(15, 20, 23)
+        assert size >= ctypes.sizeof(tiles)
+        ctypes.memmove(buffer, tiles, ctypes.sizeof(tiles))
+        ctypes.c_size_t.from_address(written).value = ctypes.sizeof(tiles)
+
+    def matmul_algo_config_set_attribute(self, algorithm, attribute, buffer, size):
+        assert size == {1: 4, 4: 4, 8: 2}[attribute]
+        value = int.from_bytes(ctypes.string_at(buffer, size), "little")
+        if (attribute, value) == (8, 8):
+            raise cuBLASLtError("CUBLAS_STATUS_INVALID_VALUE")
+        ctypes.c_uint32.from_address(algorithm + 8 + 4 * attribute).value = value
+
     # ------------------------------------------------------------ the product
 
     def _array(self, pointer, layout, index, transpose=False):
@@ -114,6 +128,7 @@ class FakeCublasLt:
     def matmul(self, handle, desc, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, algorithm,
                workspace, workspace_size, stream):  # fmt: skip
         self.calls += 1
+        self.algorithms.append(ctypes.string_at(algorithm, 64))
         self.used_workspaces.append((stream, workspace, workspace_size))
         told = self.objects[desc]
         epilog, wide = told.get(7, 1), np.complex128 if told["scale"] in (4, 5) else np.float64

@@ -37,8 +37,16 @@ class Bounds:
         return times * (1.01 * self.u * abs(value) + self.small)
 
 
-def within(got, want, error) -> bool:
-    return bool((abs(got - want) <= error * 1.001).all())  # not for NaN
+def expect(what: str, got, want, error) -> None:
+    """Assert that all elements of `got` are within `error` of `want`; NaN never is."""
+    good = abs(got - want) <= error * 1.001
+    if not good.all():
+        off = np.where(good, 0.0, abs(got - want) / np.maximum(error, 1e-300))
+        at = np.unravel_index(np.argmax(np.where(np.isnan(off), np.inf, off)), off.shape)
+        raise AssertionError(
+            f"{what}: {(~good).sum()} of {good.size} elements of {got.shape} are off, worst at {at}: got {got[at]!r}, "
+            f"want {want[at]!r} within {np.broadcast_to(error, got.shape)[at]!r}"
+        )
 
 
 def check_mlp(mlp, activation: str, dtype: str, x, dy, host) -> None:
@@ -52,30 +60,32 @@ def check_mlp(mlp, activation: str, dtype: str, x, dy, host) -> None:
     masks = [None if one.mask is None else host(one.mask.unpack()) for one in kept]
     results = [*inputs[1:], host(y).reshape(len(inputs[0]), -1)]
     for index, (h, (w, b), got) in enumerate(zip(inputs, weights, results, strict=True)):
+        where = f"{len(h)} tokens, layer {index} ({w.shape[1]} to {w.shape[0]}):"
         z = h @ w.T + b
         error = bounds.sum_of(h.shape[1]) * (abs(h) @ abs(w).T + abs(b))
         if index == len(layers) - 1:
             want = z
         elif activation == "relu":
             want = np.maximum(z, 0)
-            assert ((masks[index] == (z > 0)) | (abs(z) <= error)).all()
+            assert ((masks[index] == (z > 0)) | (abs(z) <= error)).all(), where
         else:
             want = gelu(z)
-            assert within(masks[index], z, error + bounds.stored(z))
+            expect(f"{where} input of GELU", masks[index], z, error + bounds.stored(z))
             error = GELU_LIPSCHITZ * error + gelu_bound(bounds.accumulate)
-        assert within(got, want, error + bounds.stored(abs(want) + error))
+        expect(f"{where} result", got, want, error + bounds.stored(abs(want) + error))
     dx, gradients = mlp.backward(dy)
     dz = host(dy).reshape(len(inputs[0]), -1)
     error = np.zeros_like(dz)
     for index in range(len(layers) - 1, -1, -1):
         h, (w, b) = inputs[index], weights[index]
+        where = f"{len(h)} tokens, layer {index} ({w.shape[1]} to {w.shape[0]}):"
         largest = abs(dz) + error
         dw, db = (host(one) for one in gradients[index])
         over_tokens = bounds.sum_of(len(h))
         want, spread = dz.T @ h, error.T @ abs(h) + over_tokens * (largest.T @ abs(h))
-        assert within(dw, want, spread + bounds.stored(abs(want) + spread))
+        expect(f"{where} weight gradient", dw, want, spread + bounds.stored(abs(want) + spread))
         want, spread = dz.sum(0), error.sum(0) + over_tokens * largest.sum(0)
-        assert within(db, want, spread + bounds.stored(abs(want) + spread))
+        expect(f"{where} bias gradient", db, want, spread + bounds.stored(abs(want) + spread))
         v, spread = dz @ w, error @ abs(w) + bounds.sum_of(w.shape[0]) * (largest @ abs(w))
         if index:
             slope, off = masks[index - 1].astype(float), 0.0
@@ -85,4 +95,4 @@ def check_mlp(mlp, activation: str, dtype: str, x, dy, host) -> None:
             v = v * slope
         # Twice: where there is no fused kernel, the product is rounded before the slope multiplies it.
         dz, error = v, spread + bounds.stored(abs(v) + spread, 2)
-    assert within(host(dx).reshape(dz.shape), dz, error)
+    expect(f"{where} input gradient", host(dx).reshape(dz.shape), dz, error)

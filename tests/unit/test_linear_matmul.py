@@ -12,6 +12,7 @@ from devkernels.errors import ArgumentError, ArgumentTypeError, DevkernelsError,
 from devkernels.linear import Epilog, FusedMatmul, GeluAux, MatmulSpec, ReluMask, fused_matmul, plan_cache_info
 from devkernels.linear import matmul as matmul_module
 from devkernels.linear import plan as plan_module
+from devkernels.linear.arrays import arrays_of
 from devkernels.linear.spec import Layout
 from devkernels.tolerance import product_bound, relative_error, unit_roundoff
 from tests.unit.linear_support import enter_world, forward_reference, gelu_slope
@@ -321,7 +322,9 @@ def test_autotuned_choice_is_kept_on_disk(lt, rng):
     a, b = make(rng, (4, 8), "float32"), make(rng, (8, 8), "float32")
     with FusedMatmul(a, b) as mm:
         report = mm.plan().autotune(candidates=3)
-        assert report["candidates"] == 3
+        assert report["heuristic"] == 3
+        assert report["candidates"] == 3 + 3 + 5 + 6  # three tiles; five cluster shapes; both in the other order
+        assert len(set(lt.algorithms)) == report["candidates"]
         chosen = mm._prepared.plan.lt.algorithm
         assert relative_error(mm.execute(), a.astype(float) @ b) <= 1e-6
     plan_module.clear_plans()
@@ -331,6 +334,23 @@ def test_autotuned_choice_is_kept_on_disk(lt, rng):
     plan = FusedMatmul(a, b).plan()._prepared.plan
     assert plan.lt.algorithm == chosen
     assert cache.counts("autotune")["disk_hits"] >= 1
+
+
+def test_autotuning_takes_what_is_fastest(lt, rng, monkeypatch):
+    """With the search, a tile and a cluster that no guess has; without, the third guess."""
+    a, b, bias = (make(rng, s, "float32") for s in ((4, 8), (8, 8), (8,)))
+
+    def time_of(self, run, device):
+        run()
+        words = np.frombuffer(lt.algorithms[-1], "u4")
+        return 10.0 - (words[0] == 3) - 2 * (words[3] == 20) - 4 * (words[10] == 5)
+
+    monkeypatch.setattr(type(arrays_of(a)), "milliseconds", time_of)
+    with FusedMatmul(a, b, epilog="RELU_BIAS", bias=bias) as mm:
+        assert mm.plan().autotune(search=False)["best"] == 2
+        report = mm.autotune()
+        assert report["milliseconds"][report["best"]] == 3.0
+        assert relative_error(mm.execute(), np.maximum(a.astype(float) @ b + bias, 0)) <= 1e-6
 
 
 def test_objects_on_one_plan_do_not_disturb_each_other(lt, rng):
