@@ -29,8 +29,8 @@ class LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, activation):
-        """Run the product; keep its mask, or on the CPU the result of ReLU."""
-        y, aux = run(x, weight, bias, forward_code(activation, bias is not None, keeps_mask(x, activation)))
+        """Run the product; keep its mask, or the result of ReLU."""
+        y, aux = run(x, weight, bias, forward_code(activation, bias is not None, keeps_mask(x, weight, activation)))
         ctx.activation = activation
         ctx.save_for_backward(x, weight, y if aux is None and activation is not None else aux)
         return y

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from devkernels.errors import ArgumentError
+from devkernels.linear import kept
 from devkernels.linear.activations import on_device
 from devkernels.linear.arrays import package
 from devkernels.linear.bounded import Bounded
@@ -21,7 +22,7 @@ from devkernels.linear.operands import analyse
 
 _ARRAYS = package("torch")
 # Signatures of calls -> what is planned for them.
-_entries, _products, _passes, _steps = Bounded(512), Bounded(512), Bounded(256), Bounded(256)
+_entries, _products, _passes, _steps, _kept = (Bounded(size) for size in (512, 512, 256, 256, 512))
 _raw_stream = _ARRAYS.raw_stream
 _float32 = torch.float32
 _precision = torch.get_float32_matmul_precision
@@ -119,9 +120,24 @@ def forward_code(activation: str | None, bias: bool, aux: bool) -> int:
     return int(Epilog.of(activation, bias=bias, aux=aux))
 
 
-def keeps_mask(x: Tensor, activation: str | None) -> bool:
-    """Whether the forward product keeps a mask: always for GELU; for ReLU on a GPU, where one bit is read and not y."""
-    return activation == "gelu" or (activation == "relu" and x.is_cuda)
+def keeps_mask(x: Tensor, weight: Tensor, activation: str | None) -> bool:
+    """Whether the forward product keeps a mask: always for GELU; for ReLU where that was measured to be faster."""
+    if activation == "gelu":
+        return True
+    if activation is None or not x.is_cuda or weight.dim() != 2:
+        return False
+    key = (x.shape, weight.shape, x.dtype, x.get_device())
+    answer = _kept.get(key)
+    if answer is None:
+        n, k = weight.shape
+        answer = kept.mask_for(_ARRAYS, x.numel() // k, n, k, str(x.dtype)[6:], x.get_device())
+        _kept.keep(key, answer)
+    return answer
+
+
+def forget_kept() -> None:
+    """Ask again what ReLU keeps: it has just been measured."""
+    _kept.clear()
 
 
 def kind_of(activation: str, kept: Tensor) -> str:

@@ -75,8 +75,7 @@ def _eager(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | Non
 def _traced(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
     """The same through the registered operator, for torch.compile and torch.export."""
     x, weight, bias = _autocast(x, weight, bias)
-    aux = raw.keeps_mask(x, activation)
-    return torch.ops.devkernels.linear_forward(x, weight, bias, activation or "none", aux)[0]
+    return torch.ops.devkernels.linear_forward(x, weight, bias, activation or "none", activation == "gelu")[0]
 
 
 class FusedLinear(nn.Module):
@@ -140,7 +139,9 @@ class FusedLinear(nn.Module):
         with torch.no_grad():
             bias = None if self.bias is None else self.bias.detach()
             x, weight, bias = _autocast(x.detach(), self.weight.detach(), bias)
-            return tune(raw.flatten("x", x), weight, bias, self.activation, backward=backward, candidates=candidates)
+            reports = tune(raw.flatten("x", x), weight, bias, self.activation, backward=backward, candidates=candidates)
+            raw.forget_kept()
+            return reports
 
     def extra_repr(self) -> str:
         """Arguments, as nn.Linear shows them."""

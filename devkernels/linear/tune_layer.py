@@ -5,7 +5,12 @@ in: an input, weight and bias of a layer.  out: reports of what was measured; th
 
 from __future__ import annotations
 
-from devkernels.linear.epilog import Epilog
+import functools
+import statistics
+
+from devkernels.linear import activations, kept
+from devkernels.linear.arrays import CPU, arrays_of
+from devkernels.linear.epilog import Epilog, relu_mask_bytes
 from devkernels.linear.stateful import FusedMatmul
 
 
@@ -34,4 +39,39 @@ def autotune(x, weight, bias, activation: str | None, *, compute_type=None, back
         with FusedMatmul(a, b, epilog=epilog, epilog_inputs=given, compute_type=compute_type, allow_unfused=True) as mm:
             report = mm.plan().autotune(candidates=candidates)
             reports.append({"spec": str(mm.spec), **report})
+    if backward and activation == "relu":
+        reports += _relu_keeps(x, weight, reports[0], reports[1])
     return reports
+
+
+def _relu_keeps(x, weight, plain: dict, with_mask: dict) -> list[dict[str, object]]:
+    """Measure which is faster together with its pass backward: to keep the result, or to make a mask."""
+    arrays = arrays_of(x)
+    told, (n, k) = arrays.describe(x), weight.shape
+    if told.device == CPU or plain["best"] is None or with_mask["best"] is None:
+        return []
+    tokens, dtype, device = told.shape[0], told.dtype, told.device
+    times = []
+    for report, kind, ld in ((plain, "relu", n), (with_mask, "relu_aux", relu_mask_bytes(n))):
+        found = activations.on_device(arrays, device, dtype, tokens, n, ld, kind, 0)
+        if found is None:
+            return []
+        kernel, new_dz, new_db = found
+        dy, db = new_dz(), new_db()
+        data = new_dz() if kind == "relu" else arrays.empty((tokens, ld), "uint8", device)
+        held = (dy, data, new_dz(), db)
+        pointers = [arrays.pointer(array) for array in held]
+        run = functools.partial(_on_the_current_stream, kernel, arrays, device, pointers)
+        with arrays.on(device):
+            run()
+            call, count = arrays.captured(run, 20), 20
+            samples = [arrays.milliseconds(call, device) / count for _ in range(9)]
+        del held
+        times.append(report["milliseconds"][report["best"]] + statistics.median(samples))
+    mask = times[1] < times[0]
+    kept.remember(arrays, tokens, n, k, dtype, device, mask)
+    return [{"spec": "what ReLU keeps: its result, or a mask", "milliseconds": times, "best": int(mask)}]
+
+
+def _on_the_current_stream(kernel, arrays, device: int, pointers: list[int]) -> None:
+    kernel.launch(*pointers, arrays.stream(device))

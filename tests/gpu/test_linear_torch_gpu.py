@@ -196,3 +196,43 @@ def test_pass_through_an_activation(kind, dtype):
         assert torch.equal(again[0], dz)
         assert torch.equal(again[1], db)  # blocks are added in one order, whichever is last
         assert raw.through_activation(kind, dy, kept, False)[1] is None
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("dtype", list(ROUND))
+def test_relu_keeps_what_was_found_to_be_faster(dtype, mask):
+    from devkernels.linear import _torch_run as raw
+    from devkernels.linear import kept
+    from devkernels.linear.arrays import package
+
+    layer = FusedLinear(72, 136, activation="relu", device="cuda", dtype=dtype)
+    kept.remember(package("torch"), 64, 136, 72, str(dtype)[6:], 0, mask)
+    raw.forget_kept()
+    x = torch.randn(64, 72, device="cuda", dtype=dtype, requires_grad=True)
+    wide = [t.detach().double().requires_grad_() for t in (x, *layer.parameters())]
+    y, want = layer(x), torch.relu(nn.functional.linear(*wide))
+    assert (y.grad_fn.saved_tensors[2].dtype is torch.uint8) is mask
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    want.backward(dy.double())
+    for one, other in zip((x, *layer.parameters()), wide, strict=True):
+        close(one.grad, other.grad, 16 * ROUND[dtype])
+
+
+def test_autotune_of_a_layer():
+    layer = FusedLinear(256, 512, activation="relu", device="cuda", dtype=torch.float16)
+    x = torch.randn(512, 256, device="cuda", dtype=torch.float16)
+    before = torch.cuda.memory_allocated()
+    reports = layer.autotune(x)
+    assert len(reports) == 5  # two forward products, two backward products, and what is kept
+    assert all(report["best"] is not None for report in reports)
+    assert reports[0]["candidates"] > reports[0]["heuristic"] >= 1
+    assert torch.cuda.memory_allocated() <= before + (40 << 20)  # a workspace of 32 MiB for the stream of the captures
+    x.requires_grad_()
+    wide = [t.detach().double().requires_grad_() for t in (x, *layer.parameters())]
+    y, want = layer(x), torch.relu(nn.functional.linear(*wide))
+    close(y, want, 4 * ROUND[torch.float16])
+    y.sum().backward()
+    want.sum().backward()
+    for one, other in zip((x, *layer.parameters()), wide, strict=True):
+        close(one.grad, other.grad, 16 * ROUND[torch.float16])

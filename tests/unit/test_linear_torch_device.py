@@ -113,7 +113,7 @@ def test_float32_precision_is_asked_for_at_each_call(lt, monkeypatch):
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
 def test_modules_and_gradients(lt, monkeypatch, activation, mask):
     if mask:  # as on a GPU
-        monkeypatch.setattr(_torch_ops, "keeps_mask", lambda x, activation: activation is not None)
+        monkeypatch.setattr(_torch_ops, "keeps_mask", lambda x, weight, activation: activation is not None)
     layer = FusedLinear(8, 5, activation=activation, dtype=torch.float64)
     x = torch.randn(3, 4, 8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, w, b: fused_linear(x, w, b, activation), (x, layer.weight, layer.bias))
