@@ -35,16 +35,59 @@ def product_bound(accumulate: object, store: object, length: int) -> float:
     return unit_roundoff(accumulate) * (4.0 + 2.0 * math.sqrt(max(length, 1))) + 2.0 * unit_roundoff(store)
 
 
-def gelu_bound(accumulate: object, *, derivative: bool = False) -> float:
-    """Bound on the absolute error of cuBLASLt's GELU, or of its derivative, beside the error of its input.
+_GELU_SCALE, _GELU_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
+# cuBLASLt writes sqrt(2 / pi) with eight digits and, in the derivative, three times its product with 0.044715 with ten.
+_SCALE_OFF, _CUBIC_OFF = 0.79788456 - _GELU_SCALE, 0.1070322243 - 3 * _GELU_CUBIC * _GELU_SCALE
+_SECOND_ORDER = 1.0 + 2.0**-8  # of errors of up to 2^-11
 
-    cuBLASLt writes the constant sqrt(2 / pi) with eight digits and computes the tanh of float32 with the GPU's fast
-    exponential. Measured on an H200 with cuBLASLt 13.1 for inputs from -4 to 4: 4.9e-6 (float32) and 2.6e-10
-    (float64), of the derivative 1.6e-5 and 3.1e-10. The bounds are the next powers of two.
+
+def tanh_error(accumulate: object):
+    """What the manufacturer promises of the tanh inside cuBLASLt's GELU: a function from v to its absolute error.
+
+    float64: two units in the last place (CUDA C++ Programming Guide, mathematical functions). Below that, GELU uses the
+    instruction ``tanh.approx.f32``, whose relative error is at most 2^-11 (PTX ISA); what it is on one kind of GPU can
+    be found by trying all inputs, as the GPU tests do.
     """
-    if unit_roundoff(accumulate) < 2.0**-24:
-        return 2.0**-31
-    return 2.0**-15 if derivative else 2.0**-17
+    relative = 4.0 * unit_roundoff("float64") if unit_roundoff(accumulate) < 2.0**-24 else 2.0**-11
+    return lambda v: relative * np.abs(np.tanh(v))
+
+
+def gelu_error(x, accumulate: object, *, derivative: bool = False, tanh=None) -> np.ndarray:
+    """Bound on the absolute error of cuBLASLt's GELU at `x`, or of its derivative, for each element.
+
+    ``gelu(x) = x / 2 * (1 + t)`` with ``t = tanh(v)`` and ``v = s x (1 + c x^2)``, in the precision `accumulate`. First
+    order in what is wrong with s, with each rounding (seven in v, constants included), and with tanh itself.
+
+    Parameters
+    ----------
+    x : array
+        Inputs of GELU.
+    accumulate : {"float32", "float64"}
+        Precision that it is computed in.
+    derivative : bool
+        Of ``(1 + t) / 2 + x / 2 * (1 - t^2) * w`` with ``w = s (1 + 3 c x^2)`` instead.
+    tanh : callable, optional
+        From v to the absolute error of tanh; what is documented, if not given (see `tanh_error`).
+
+    Notes
+    -----
+    The error of `x` itself, and the rounding of the result to its dtype, come on top.
+    """
+    x = np.asarray(x, np.float64)
+    u = unit_roundoff(accumulate)
+    inner = x * (1.0 + _GELU_CUBIC * x * x)
+    v = _GELU_SCALE * inner
+    t = np.tanh(v)
+    flat = 1.0 / np.cosh(np.minimum(np.abs(v), 300.0)) ** 2  # 1 - t^2, without the cancellation
+    off = flat * 7.0 * u * np.abs(v) + (tanh or tanh_error(accumulate))(v)  # of t, but for the digits of s
+    if not derivative:
+        digits = 0.5 * x * flat * inner * _SCALE_OFF
+        return _SECOND_ORDER * (np.abs(digits) + 0.5 * np.abs(x) * (off + 3.0 * u * (1.0 + t)))
+    w = _GELU_SCALE * (1.0 + 3.0 * _GELU_CUBIC * x * x)
+    by_t, half = 0.5 - x * t * w, 0.5 * np.abs(x)
+    digits = by_t * flat * inner * _SCALE_OFF + 0.5 * x * flat * (_SCALE_OFF + _CUBIC_OFF * x * x)
+    rounding = half * flat * 7.0 * u * w + half * w * 2.0 * u * t * t + 2.0 * u * (1.0 + t)
+    return _SECOND_ORDER * (np.abs(digits) + np.abs(by_t) * off + rounding)
 
 
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:
