@@ -18,24 +18,15 @@ from torch import Tensor, nn
 from devkernels.errors import ArgumentError, SpecError
 from devkernels.linear import _torch_ops as ops
 from devkernels.linear import _torch_run as raw
-from devkernels.linear._torch_quick import run as _run
+from devkernels.linear._torch_quick import any_autocast, autocast
+from devkernels.linear._torch_quick import linear as _linear
 from devkernels.linear.epilog import Epilog
 from devkernels.linear.tune_layer import autotune as tune
 
 __all__ = ["FusedLinear", "FusedMLP", "fused_linear"]
 
-_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
-
-
-def _autocast(x: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Operands in the dtype of the autocast context that is active on their device, if any."""
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(kind)
-        return tuple(None if t is None else t.to(dtype) for t in (x, *others))
-    return (x, *others)
 
 
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
@@ -60,21 +51,12 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activati
     """
     if _compiling():
         return _traced(x, weight, bias, activation)
-    return _eager(x, weight, bias, activation)
-
-
-def _eager(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-    """The same outside of torch.compile."""
-    if _any_autocast():
-        x, weight, bias = _autocast(x, weight, bias)
-    if _grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
-        return ops.linear(x, weight, bias, activation)
-    return _run(x, weight, bias, activation)
+    return _linear(x, weight, bias, activation)
 
 
 def _traced(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
     """The same through the registered operator, for torch.compile and torch.export."""
-    x, weight, bias = _autocast(x, weight, bias)
+    x, weight, bias = autocast(x, weight, bias)
     return torch.ops.devkernels.linear_forward(x, weight, bias, activation or "none", activation == "gelu")[0]
 
 
@@ -131,14 +113,14 @@ class FusedLinear(nn.Module):
             return _traced(x, self.weight, self.bias, self.activation)
         parameters = self._parameters  # nn.Module.__getattr__ costs a microsecond for each parameter
         if "weight" not in parameters:  # weight_norm and the like make it a plain attribute
-            return _eager(x, self.weight, self.bias, self.activation)
-        return _eager(x, parameters["weight"], parameters["bias"], self.activation)
+            return _linear(x, self.weight, self.bias, self.activation)
+        return _linear(x, parameters["weight"], parameters["bias"], self.activation)
 
     def autotune(self, x: Tensor, *, backward: bool = True, candidates: int = 32) -> list[dict[str, object]]:
         """Time the kernels for inputs of this shape and keep the fastest, on disk too; see `FusedMatmul.autotune`."""
         with torch.no_grad():
             bias = None if self.bias is None else self.bias.detach()
-            x, weight, bias = _autocast(x.detach(), self.weight.detach(), bias)
+            x, weight, bias = autocast(x.detach(), self.weight.detach(), bias)
             reports = tune(raw.flatten("x", x), weight, bias, self.activation, backward=backward, candidates=candidates)
             raw.forget_kept()
             return reports
@@ -188,8 +170,8 @@ class FusedMLP(nn.Module):
         biases = [layer.bias for layer in self.layers]
         if any(b is None for b in biases):
             raise ArgumentError("FusedMLP needs a bias in each layer; chain FusedLinear modules instead.")
-        if _compiling() or _any_autocast():
-            x, *cast = _autocast(x, *weights, *biases)
+        if _compiling() or any_autocast():
+            x, *cast = autocast(x, *weights, *biases)
             weights, biases = cast[: len(weights)], cast[len(weights) :]
         if _compiling():
             return torch.ops.devkernels.mlp_forward(x, weights, biases, self.activation)[0]
