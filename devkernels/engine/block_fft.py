@@ -31,6 +31,8 @@ class BlockFFT:
         complex64 or complex128, of the thread's local array.
     max_registers : int or None
         Registers that a thread should have, where the plan was measured with a limit.
+    streamed : bool
+        `load` takes no place in the L1 cache.
     """
 
     plan: BlockPlan
@@ -39,6 +41,7 @@ class BlockFFT:
     real_input: bool = False
     rotated: bool = False
     max_registers: int | None = None
+    streamed: bool = False
 
     @property
     def size(self) -> int:
@@ -134,6 +137,11 @@ class BlockFFT:
     @functools.cached_property
     def load(self):
         """Device function ``load(data, memory, base)``: a thread's share of a complex row that starts at base - tx."""
+        return emit.gather(emit.Move(self.offsets, self.dtype.name, stream=self.streamed))
+
+    @functools.cached_property
+    def load_filter(self):
+        """Device function as `load`, for what many rows read: it stays in the L1 cache."""
         return emit.gather(emit.Move(self.offsets, self.dtype.name))
 
     @functools.cached_property
@@ -245,7 +253,7 @@ def block_fft(
     """
     size = whole_number(size, "size")
     dtype = _complex_dtype(precision)
-    limit = None
+    limit, streamed = None, False
     if radices is None:
         if elements_per_thread is not None:
             raise SpecError("elements_per_thread needs radices: give both, or neither.")
@@ -256,7 +264,7 @@ def block_fft(
         else:
             found = choose.choose(size, dtype.itemsize)
         radices, elements_per_thread, limit = found.radices, found.elements, found.max_registers
-        rows = found.rows
+        rows, streamed = found.rows, found.streamed
     else:
         radices = tuple(radices)
         if index.prefix_products(radices)[-1] != size:
@@ -264,11 +272,11 @@ def block_fft(
         elements_per_thread = elements_per_thread or index.common_elements(radices)
         rows = choose.rows_for(size, elements_per_thread, dtype.itemsize)
     rows = rows if ffts_per_block is None else whole_number(ffts_per_block, "ffts_per_block")
-    knobs = float(frequency_offset), real_input, rotated, limit, columns
+    knobs = float(frequency_offset), real_input, rotated, limit, columns, streamed
     return _cached(radices, elements_per_thread, rows, dtype, *knobs)
 
 
 @functools.lru_cache(maxsize=512)
-def _cached(radices, elements, rows, dtype, offset, real_input, rotated, limit, columns) -> BlockFFT:
+def _cached(radices, elements, rows, dtype, offset, real_input, rotated, limit, columns, streamed) -> BlockFFT:
     plan = make_plan(radices, elements, rows, dtype.itemsize, columns)
-    return BlockFFT(plan, dtype, offset, real_input, rotated, limit)
+    return BlockFFT(plan, dtype, offset, real_input, rotated, limit, streamed)

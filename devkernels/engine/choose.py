@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from devkernels.engine import index, networks
 from devkernels.engine.plan import BlockPlan, make_plan
 from devkernels.errors import SpecError, UnsupportedSizeError
-from devkernels.target import Target
+from devkernels.target import Target, current_target
 
-FORMAT = 1  # of choices that are kept on disk
+FORMAT = 2  # of choices that are kept on disk
 MAX_SHARED = 227 << 10  # of sm_90; a block on smaller architectures is refused at its launch, in words
 
 
@@ -28,11 +28,14 @@ class Choice:
     elements: int
     rows: int
     max_registers: int | None = None
+    streamed: bool = False  # rows pass the L1 cache by, and leave it to filters and twiddles
 
 
-# Measured on one H200 with circular convolutions of 1 GiB (bench/results/fftconvolve.json). Fewer warps with more
-# registers often win: loads are issued earlier, and fewer rows are open in memory at a time.
-TUNED: dict[tuple[int, int], Choice] = {
+# By architecture, then (length, bytes of a complex number); other architectures take the table of DEFAULT. Measured on
+# one H200 with circular convolutions of 1 GiB (bench/results/engine_plans.json). Fewer warps with more registers often
+# win: loads are issued earlier, and fewer rows are open in memory at a time.
+DEFAULT = "sm_90"
+TUNED: dict[str, dict[tuple[int, int], Choice]] = {"sm_90": {
     (64, 8): Choice((8, 8), 8, 32),
     (128, 8): Choice((16, 8), 16, 8),
     (192, 8): Choice((12, 4, 4), 12, 8),
@@ -52,7 +55,13 @@ TUNED: dict[tuple[int, int], Choice] = {
     (512, 16): Choice((8, 8, 8), 8, 2),
     (1024, 16): Choice((16, 8, 8), 16, 1, 128),
     (2048, 16): Choice((16, 16, 8), 16, 1, 128),
-}
+}}  # fmt: skip
+
+
+def measured(size: int, word_bytes: int) -> Choice | None:
+    """The measured choice for a length on this process's architecture, None where there is none."""
+    table = TUNED.get(str(current_target()), TUNED[DEFAULT])
+    return table.get((size, word_bytes))
 
 
 def factor_lists(size: int, most: int = 4) -> list[tuple[int, ...]]:
@@ -91,7 +100,6 @@ def rows_for(size: int, elements: int, word_bytes: int) -> int:
     return next((r for r in range(rows, min(most, 2 * rows) + 1) if threads * r % 32 == 0), rows)
 
 
-@functools.lru_cache(maxsize=1024)
 def choose(size: int, word_bytes: int) -> Choice:
     """The plan for a length.
 
@@ -100,7 +108,7 @@ def choose(size: int, word_bytes: int) -> Choice:
     UnsupportedSizeError
         No plan; the message names the next length that has one.
     """
-    found = _find(size, word_bytes)
+    found = measured(size, word_bytes) or _estimated(size, word_bytes)
     if found is None:
         above = next_size(size + 1, word_bytes)
         hint = f"the next length that has one is {above}" if above else f"the longest is {largest(word_bytes)}"
@@ -109,16 +117,15 @@ def choose(size: int, word_bytes: int) -> Choice:
 
 
 @functools.lru_cache(maxsize=4096)
-def _find(size: int, word_bytes: int) -> Choice | None:
-    if (size, word_bytes) in TUNED:
-        return TUNED[size, word_bytes]
+def _estimated(size: int, word_bytes: int) -> Choice | None:
     if size < 2 or not index.is_length(size) or size > largest(word_bytes):
         return None
     candidates = []
     most_elements = 40 if word_bytes == 8 else 20
     for radices in factor_lists(size):
         least = math.lcm(*radices)
-        for elements in range(least, max(most_elements, least if least <= 40 else 0) + 1, least):
+        # Lengths such as 3 * 5 * 2**k need 60: two factors that no radix can be without are many registers.
+        for elements in range(least, max(most_elements, least if least * word_bytes <= 512 else 0) + 1, least):
             threads = size // elements
             if size % elements == 0 and threads <= Target.max_threads_per_block // 2:
                 candidates.append((estimate(size, radices, elements, word_bytes), radices, elements))
@@ -148,7 +155,7 @@ def largest(word_bytes: int) -> int:
 def next_size(size: int, word_bytes: int) -> int | None:
     """The least length >= `size` that has a plan; None beyond the largest."""
     for candidate in range(size, largest(word_bytes) + 1):
-        if _smooth(candidate) and _find(candidate, word_bytes) is not None:
+        if _smooth(candidate) and (measured(candidate, word_bytes) or _estimated(candidate, word_bytes)) is not None:
             return candidate
     return None
 

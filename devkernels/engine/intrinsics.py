@@ -223,6 +223,22 @@ def mover(move, store):
     shift = {"both": 0, "real": 0, "imag": 1}[move.part]
     word = ir.VectorType(stored, 2) if whole else stored
 
+    def read(builder, place, count):
+        """Loaded numbers, `count` of them."""
+        if not move.stream or move.masked or isinstance(stored, ir.HalfType):  # masked ones would become branches
+            value = builder.load(place)
+            value.align = _BYTES[memory_name]
+            return [builder.extract_element(value, ir.IntType(32)(part)) for part in (0, 1)] if count == 2 else [value]
+        letter, suffix = ("f", "f32") if isinstance(stored, ir.FloatType) else ("d", "f64")
+        address, word = builder.ptrtoint(place, ir.IntType(64)), ir.IntType(64)
+        if count == 1:
+            text = f"ld.global.L1::no_allocate.{suffix} $0, [$1];"
+            return [builder.asm(ir.FunctionType(stored, [word]), text, f"={letter},l", [address], True)]
+        both = ir.FunctionType(ir.LiteralStructType([stored, stored]), [word])
+        text = f"ld.global.L1::no_allocate.v2.{suffix} {{$0, $1}}, [$2];"
+        pair = builder.asm(both, text, f"={letter},={letter},l", [address], True)
+        return [builder.extract_value(pair, part) for part in (0, 1)]
+
     def one(builder, local, place, slot):
         registers = [builder.gep(local, [ir.IntType(32)(2 * slot + part)]) for part in (0, 1)]
         if whole:
@@ -240,11 +256,8 @@ def mover(move, store):
                     value = builder.insert_element(value, _convert(builder, number, stored), ir.IntType(32)(part))
                 builder.store(value, place).align = _BYTES[memory_name]
             else:
-                value = builder.load(place)
-                value.align = _BYTES[memory_name]
-                for part in (0, 1):
-                    number = builder.extract_element(value, ir.IntType(32)(part))
-                    builder.store(_convert(builder, number, real), registers[part])
+                for number, register in zip(read(builder, place, 2), registers, strict=True):
+                    builder.store(_convert(builder, number, real), register)
         elif store:
             number = builder.load(registers[shift])
             if move.adds:
@@ -254,9 +267,7 @@ def mover(move, store):
             value = _convert(builder, number, stored)
             builder.store(value, place).align = _BYTES[memory_name]
         else:
-            value = builder.load(place)
-            value.align = _BYTES[memory_name]
-            builder.store(_convert(builder, value, real), registers[shift])
+            builder.store(_convert(builder, read(builder, place, 1)[0], real), registers[shift])
 
     def write(context, builder, signature, arguments):
         local = _pointer(context, builder, signature.args[0], arguments[0], real)

@@ -216,7 +216,7 @@ def factors(points: int, precision: str) -> tuple[int, int] | None:
             continue
         # Columns of 64 to 1024 points leave room for eight of them in a block, a whole sector of each row of memory.
         shape = abs(math.log2(rows / columns / 3)) + (4 if columns > 1024 else 0) + (2 if columns < 64 else 0)
-        unknown = sum((size, words) not in choose.TUNED for size in (columns, rows))
+        unknown = sum(choose.measured(size, words) is None for size in (columns, rows))
         ranked.append((shape + unknown, columns, rows))
     for _, columns, rows in sorted(ranked):
         if _has_plan(columns, precision) and _has_plan(rows, precision):

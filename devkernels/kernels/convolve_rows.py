@@ -161,7 +161,7 @@ def spoiler(fft: BlockFFT) -> Callable:
 
 
 def _moves(fft: BlockFFT, rows: Rows, part: str, masked: bool, keep: bool = False, adds: bool = False):
-    move = emit.Move(fft.offsets, fft.dtype.name, rows.dtype, part, masked, keep, adds)
+    move = emit.Move(fft.offsets, fft.dtype.name, rows.dtype, part, masked, keep, adds, fft.streamed)
     return emit.gather(move), emit.scatter(move)
 
 
@@ -205,7 +205,7 @@ def circular_kernel(fft: BlockFFT, rows: Rows):
     load, store = _moves(fft, rows, "both", masked=False)
     out_row, x_row = _row_functions(rows)
     before, after = (each_sample(fft, function, "both") for function in (rows.prologue, rows.epilogue))
-    load_filter, forward, filter_inverse = fft.load, fft.forward, fft.filter_inverse
+    load_filter, forward, filter_inverse = fft.load_filter, fft.forward, fft.filter_inverse
     elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
 
     def convolve_circular(x, spectra, out, members, groups, inner, x_inner, x_rows):
@@ -236,7 +236,7 @@ def circular_pair_kernel(fft: BlockFFT, rows: Rows):
     out_row, x_row = _row_functions(rows)
     before, before_second = (each_sample(fft, rows.prologue, part) for part in ("real", "imag"))
     after, after_second = (each_sample(fft, rows.epilogue, part) for part in ("real", "imag"))
-    load_filter, forward, filter_inverse = fft.load, fft.forward, fft.filter_inverse
+    load_filter, forward, filter_inverse = fft.load_filter, fft.forward, fft.filter_inverse
     elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
     separate, spoil = apart(fft), spoiler(fft)
 
@@ -282,7 +282,7 @@ def linear_kernel(fft: BlockFFT, rows: Rows, whole: bool, tail: bool):
     out_row, x_row = _row_functions(rows)
     before = each_sample(fft, rows.prologue, "real")
     after, after_tail = (each_sample(fft, rows.epilogue, part) for part in ("real", "imag"))
-    load_filter, forward, filter_inverse = fft.load, fft.forward, fft.filter_inverse
+    load_filter, forward, filter_inverse = fft.load_filter, fft.forward, fft.filter_inverse
     elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
 
     def convolve_linear(x, spectra, out, members, groups, inner, x_inner, x_rows, length, start, window):
@@ -334,7 +334,7 @@ def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool, adds: bool = False):
     inside_second, _ = _moves(fft, rows, second, masked=False)
     load_second, store_second = _moves(fft, rows, second, masked=True, adds=adds)
     wrap_second, _ = _moves(fft, rows, second, masked=True, keep=True)
-    load_filter, forward, filter_inverse = fft.load, fft.forward, fft.filter_inverse
+    load_filter, forward, filter_inverse = fft.load_filter, fft.forward, fft.filter_inverse
     elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
     step = 2 if real else 1
     one, repeats = rows.layout == "one", rows.repeats

@@ -96,7 +96,7 @@ def order_kernel(fft: BlockFFT, real_rows: bool):
 def _moves(fft: BlockFFT, dtype: str, part: str, size: int) -> tuple[Callable, Callable]:
     """Device functions ``f(data, row, thread)``: load a row, padded with zeros; store a row, cropped."""
     masked = size != fft.size
-    move = emit.Move(fft.offsets, fft.dtype.name, dtype, part, masked)
+    move = emit.Move(fft.offsets, fft.dtype.name, dtype, part, masked, stream=fft.streamed)
     load, store = emit.gather(move), emit.scatter(move)
     if not masked:
         return load, store
@@ -123,7 +123,7 @@ def rows_kernel(plan: EngineFilter):
 def _complex_rows(plan: EngineFilter) -> Callable:
     fft = plan.fft
     load, store = _moves(fft, plan.dtype, "both", plan.size)
-    load_filter, forward, filter_inverse = fft.load, fft.forward, fft.filter_inverse
+    load_filter, forward, filter_inverse = fft.load_filter, fft.forward, fft.filter_inverse
     elements, number, per_block = fft.elements_per_thread, fft.dtype, fft.ffts_per_block
 
     def filter_rows(x, ordered, y):
@@ -173,7 +173,7 @@ def _pairs(plan: EngineFilter) -> Callable:
     fft = plan.fft
     load_first, store_first = _moves(fft, plan.dtype, "real", plan.size)
     load_second, store_second = _moves(fft, plan.dtype, "imag", plan.size)
-    load_filter, forward, filter_inverse = fft.load, fft.forward, fft.filter_inverse
+    load_filter, forward, filter_inverse = fft.load_filter, fft.forward, fft.filter_inverse
     separate, spoil = apart(fft), spoiler(fft)
     elements, number, per_block = fft.elements_per_thread, fft.dtype, fft.ffts_per_block
 

@@ -1,5 +1,6 @@
 """The engine's machine code: no spills, no narrow loads of complex data, no block barrier where a warp's will do."""
 
+import dataclasses
 import re
 import shutil
 import subprocess
@@ -52,7 +53,9 @@ def test_complex64_kernels(size, tmp_path):
     assert counts["LDS.64"] == counts["STS.64"] == 2 * elements * exchanges
     assert total(counts, "LDS") == counts["LDS.64"]
     assert counts["STG.E.64"] == total(counts, "STG") == elements
-    assert counts["LDG.E.64"] >= 2 * elements  # rows and filter; twiddles come in 16 bytes at a time
+    rows = counts["LDG.E.NA.64"]  # of a streamed plan
+    assert rows == (elements if fft.streamed else 0)
+    assert counts["LDG.E.64"] + rows >= 2 * elements  # rows and filter; twiddles come in 16 bytes at a time
     assert counts["LDG.E"] == 0
     blocks = [e.barrier for e in fft.plan.exchanges].count("block")
     assert total(counts, "BAR") == 2 * blocks
@@ -60,6 +63,14 @@ def test_complex64_kernels(size, tmp_path):
     arithmetic = sum(total(counts, name) for name in ("FFMA", "FADD", "FMUL"))
     assert arithmetic <= (fft.plan.operations() + 4.5) * elements  # and a multiplication by the filter
     assert sum(counts.values()) - counts["NOP"] <= arithmetic + (4 * exchanges + 4) * elements + 150
+
+
+def test_streamed_rows_pass_the_first_cache_by(tmp_path):
+    fft = dataclasses.replace(block_fft(64), streamed=True)
+    kernel = convolve_rows.circular_kernel(fft, convolve_rows.Rows("complex64", "one", False))
+    image = kernel.compile(types.void(*[types.complex64[::1]] * 3, *[INTEGER] * 5), "sm_90")
+    counts = instructions(image, tmp_path)
+    assert counts["LDG.E.NA.64"] == counts["LDG.E.64"] == fft.elements_per_thread  # rows; filter
 
 
 def test_complex128_kernel(tmp_path):
