@@ -22,6 +22,7 @@ from devkernels.kernels.convolve_plan import COMPUTE, MODES
 from devkernels.kernels.convolve_plan2d import AxisPlan, axis_plan
 
 _MOST_GRID_Y = 65535
+_WORK = 32 << 20  # bytes of pages that are worked on at a time, so that they stay in the L2 cache between the kernels
 
 
 class FFTConvolve2D:
@@ -166,33 +167,50 @@ class FFTConvolve2D:
 
     def work_bytes(self, images: int, filters: int = 1) -> int:
         """Bytes of the work area of a call on `images` images with `filters` filters."""
-        pages, page_rows = self._pages(images, filters)
-        return pages * page_rows * self.rows.size * self.columns.dtype.itemsize
+        _, some, page_rows = self._pages(images, filters)
+        return some * filters * page_rows * self.rows.size * self.columns.dtype.itemsize
 
-    def _pages(self, images: int, groups: int) -> tuple[int, int]:
+    def _pages(self, images: int, groups: int) -> tuple[int, int, int]:
+        """(plates of each filter, how many of them are worked on at a time, rows of a page)."""
         plates = -(-(images // groups) // (2 if self._pairs else 1))
         y = self.plans[0]
-        return plates * groups, max(y.length + y.lead, y.window)
+        page_rows = max(y.length + y.lead, y.window)
+        if self.prologue is not None or self.epilogue is not None:  # they are told the number of their image
+            return plates, plates, page_rows
+        page = groups * page_rows * self.rows.size * self.columns.dtype.itemsize
+        parts = -(-plates // max(1, _WORK // page))
+        return plates, -(-plates // parts), page_rows
 
     def _launch(self, x: Any, data: Any, out: Any, images: int, groups: int) -> None:
         first, middle, last = self._kernels
         rows, columns, (plan_y, plan_x) = self.rows, self.columns, self.plans
-        pages, page_rows = self._pages(images, groups)
-        if pages > _MOST_GRID_Y:
+        plates, some, page_rows = self._pages(images, groups)
+        if some * groups > _MOST_GRID_Y:
             raise ArgumentError(
                 f"{images} images with {groups} filters are too many for one launch; the most is {_MOST_GRID_Y} "
                 f"(twice that for real images with one filter).", spec=self,
             )  # fmt: skip
-        along, across = self._grid(rows, plan_y.length + plan_y.lead, pages), self._grid(columns, plan_x.size, pages)
-        work = arrays.temporary(self.kept, x, (pages * page_rows * rows.size,), columns.dtype.name)
-        marks = arrays.temporary(self.kept, x, (pages * along[0][0],), "int32")
+        height = plan_y.length + plan_y.lead
+        chunks = self._grid(rows, height, 1)[0][0]
+        work = arrays.temporary(self.kept, x, (some * groups * page_rows * rows.size,), columns.dtype.name)
+        marks = arrays.temporary(self.kept, x, (some * groups * chunks,), "int32")
+        step = groups * (2 if self._pairs else 1)  # images of a plate of each filter
+        samples, results = math.prod(self.shape), math.prod(self.out_shape)
 
         def launch(x, spectra, work, marks, out):
-            first[along](x, work, marks, images, groups, *self.shape, page_rows, plan_y.lead, plan_x.lead)
-            middle[across](work, spectra, groups, plan_y.length + plan_y.lead, page_rows, plan_y.start, plan_y.window)
-            last[self._grid(rows, plan_y.window, pages)](
-                work, out, marks, images, groups, *self.out_shape, page_rows, plan_x.start, along[0][0]
-            )
+            for plate in range(0, plates, some):
+                pages, begin = min(some, plates - plate) * groups, plate * step
+                there, back = (x, out) if plate == 0 else (x[begin * samples :], out[begin * results :])
+                left = images - begin
+                first[self._grid(rows, height, pages)](
+                    there, work, marks, left, groups, *self.shape, page_rows, plan_y.lead, plan_x.lead
+                )
+                middle[self._grid(columns, plan_x.size, pages)](
+                    work, spectra, groups, height, page_rows, plan_y.start, plan_y.window
+                )
+                last[self._grid(rows, plan_y.window, pages)](
+                    work, back, marks, left, groups, *self.out_shape, page_rows, plan_x.start, chunks
+                )
 
         arrays.run_where_kernels_live(
             {"x": x, "spectra": data, "work": work, "marks": marks, "out": out}, launch, ("work", "marks", "out")
