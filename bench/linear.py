@@ -46,22 +46,24 @@ _COSTS = {
     "nvmath autotuned|plan_us": "nvmath plan, us", "nvmath autotuned|autotune_ms": "nvmath autotune, ms",
     "nvmath autotuned|host_us": "nvmath execute, us", "torch.compile|plan_us": "torch.compile first call, us",
     "FusedMatmul out=|plan_us": "plan, us", "FusedMatmul out=|autotune_ms": "autotune, ms",
-    "FusedMatmul out=|host_us": "execute, us of host", "FusedMatmul out=|graph_ms": "execute, ms of device",
+    "FusedMatmul out=|host_us": "execute, us of host", "FusedMatmul out=|device_ms": "execute, ms of device",
 }  # fmt: skip
 _README = {name: _FORWARD[name] for name in ("cupy naive", "nvmath Matmul", "torch eager", "torch addmm_activation",
                                              "torch.compile", "FusedMatmul out=", "torch module")}  # fmt: skip
+_DEVICE = "ms of device time (in a replayed CUDA graph; CuPy, which cannot be captured, and the largest as called)"
 _ROWS = ("tokens", "out", "in", "activation")
 TABLES = {
-    "graph": Table(_ROWS, "graph_ms", _FORWARD, {"work": "forward"}, "Forward, ms in a replayed CUDA graph."),
+    "rate": Table(_ROWS, "device_tflops", _README, {"work": "forward"}, "Forward, TFLOP/s of device time."),
+    "graph": Table(_ROWS, "device_ms", _FORWARD, {"work": "forward"}, f"Forward, {_DEVICE}."),
     "forward": Table(_ROWS, "ms", _FORWARD, {"work": "forward"}, "Forward, ms of one call, as called."),
     "host": Table(_ROWS, "host_us", _FORWARD, {"work": "forward"}, "Host cost of a forward call, microseconds."),
     "backward": Table(_ROWS, "ms", _BOTH, {"work": "forward+backward"}, "Forward and backward, ms as called."),
-    "backward_graph": Table(_ROWS, "graph_ms", _BOTH_DEVICE, {"work": "forward+backward"},
-                            "Forward and backward, ms in a replayed CUDA graph (device time)."),
+    "backward_graph": Table(_ROWS, "device_ms", _BOTH_DEVICE, {"work": "forward+backward"},
+                            f"Forward and backward, {_DEVICE}."),
     "costs": Table(_ROWS, "host_us", _COSTS, {"work": "forward"},
                    "What is paid once (plan, autotune), and at each call (execute); the kernel is the tuned one."),
-    "readme": Table(_ROWS, "graph_ms", _README, {"work": "forward"},
-                    "Linear layer with bias and activation, float16, ms in a replayed CUDA graph."),
+    "readme": Table(_ROWS, "device_ms", _README, {"work": "forward"},
+                    f"Linear layer with bias and activation, float16, {_DEVICE}."),
 }  # fmt: skip
 
 
