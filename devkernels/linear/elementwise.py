@@ -102,6 +102,21 @@ def cast(arrays, x, dtype: str):
     return x.to(wanted) if arrays.name == "torch" else x.astype(wanted)
 
 
+def copy(arrays, x):
+    """A copy of an array."""
+    return x.clone() if arrays.name == "torch" else x.copy()
+
+
+def alike(arrays, x, y) -> bool:
+    """Whether two results are the same but for rounding (True for two that are None); NaN is like nothing."""
+    if x is None:
+        return y is None
+    wide = x.dtype if str(x.dtype).rpartition(".")[2].startswith(("complex", "float64")) else arrays.dtype("float32")
+    x, y = (a.to(wide) if arrays.name == "torch" else a.astype(wide) for a in (x, y))
+    norm = arrays.torch.linalg.vector_norm if arrays.name == "torch" else lambda a: arrays.xp.linalg.norm(a.ravel())
+    return bool(norm(x - y) <= 2.0**-5 * norm(y))
+
+
 def _pad_columns(arrays, z, width: int):
     n = z.shape[-1]
     if width == n:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
-from devkernels.linear import lean, tuned
+from devkernels.linear import elementwise, lean, tuned
 from devkernels.linear.arrays import CPU, arrays_of, package
 from devkernels.linear.epilog import Epilog
 from devkernels.linear.masks import Lifetime, Mask
@@ -294,14 +294,21 @@ class FusedMatmul:
         prepared = self._prepared
         raw = self._check_aux(prepared.spec)
         bias = self._inputs.get("bias") if self._epilog.has_bias else None
-        out, _, _ = prepared(self._a, self._b, self._c, bias, raw)
+        results = [prepared(self._a, self._b, self._c, bias, raw)]
+        out, mask, gradient = results[0]
+        target, told = out, [None if mask is None else mask.unpack(), gradient]
+        out = elementwise.copy(self._arrays, out)
 
         def run() -> None:
-            prepared(self._a, self._b, self._c, bias, raw, out, None)
+            results[0] = prepared(self._a, self._b, self._c, bias, raw, target, None)
+
+        def right() -> bool:
+            _, mask, gradient = results[0]
+            now = (target, None if mask is None else mask.unpack(), gradient)
+            return all(elementwise.alike(self._arrays, a, b) for a, b in zip(now, (out, *told), strict=True))
 
         with self._arrays.on(self._device):
-            report = tuned.measure(prepared.plan.lt, run, candidates=candidates, rounds=rounds,
-                                   search=search)  # fmt: skip
+            report = tuned.measure(prepared.plan.lt, run, right, candidates=candidates, rounds=rounds, search=search)
         self._bind()
         return report
 

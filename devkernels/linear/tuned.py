@@ -41,7 +41,7 @@ def choose(lt: LtMatmul) -> None:
     lt.use(best["algo"].tobytes(), int(best["workspace_size"]))
 
 
-def measure(lt: LtMatmul, run: Callable[[], None], *, candidates: int = 32, rounds: int = 5,
+def measure(lt: LtMatmul, run: Callable[[], None], right: Callable[[], bool], *, candidates: int = 32, rounds: int = 5,
             search: bool = True) -> dict[str, object]:  # fmt: skip
     """Time algorithms on real operands, taking turns; keep, store and report the fastest.
 
@@ -53,6 +53,9 @@ def measure(lt: LtMatmul, run: Callable[[], None], *, candidates: int = 32, roun
     ----------
     run : callable
         Puts one product on the current stream with the algorithm that `lt` uses at that moment.
+    right : callable
+        Whether what `run` has computed last is what the heuristic's first choice computed. Asked once for each
+        algorithm that the heuristic has not named.
 
     Returns
     -------
@@ -61,9 +64,9 @@ def measure(lt: LtMatmul, run: Callable[[], None], *, candidates: int = 32, roun
         had (``heuristic``, they come first) and how many were tried (``candidates``).
     """
     before = (lt.algorithm, lt.workspace_bytes)
-    race = _Race(lt, run)
+    race = _Race(lt, run, right)
     offered = [(one["algo"].tobytes(), int(one["workspace_size"])) for one in lt.candidates(candidates)]
-    race.turns(race.enter(offered), 1)
+    race.turns(race.enter(offered, trusted=True), 1)
     again = 3
     if race.able and race.time(race.fastest()[0]) > _LONG_MS:
         rounds, again = min(rounds, 2), 1
@@ -90,29 +93,29 @@ def measure(lt: LtMatmul, run: Callable[[], None], *, candidates: int = 32, roun
 class _Race:
     """Algorithms of one product, timed in turns."""
 
-    def __init__(self, lt: LtMatmul, run: Callable[[], None]):
-        self.lt, self.run = lt, run
+    def __init__(self, lt: LtMatmul, run: Callable[[], None], right: Callable[[], bool]):
+        self.lt, self.run, self.right = lt, run, right
         self.choices: list[_variants.Choice] = []
         self.able: list[int] = []
         self._calls: list[tuple[Callable[[], object], int]] = []
         self._samples: list[list[float]] = []
 
-    def enter(self, choices: list[_variants.Choice]) -> list[int]:
-        """Let more algorithms take part; returns the indices of those that are new and can run."""
+    def enter(self, choices: list[_variants.Choice], trusted: bool = False) -> list[int]:
+        """Let more algorithms take part; returns the indices of those that are new, can run and are right."""
         known = {algorithm for algorithm, _ in self.choices}
         first = len(self.choices)
         for choice in choices:
             if choice[0] not in known:
                 known.add(choice[0])
                 self.choices.append(choice)
-                call = self._prepared(choice)
+                call = self._prepared(choice, trusted)
                 self._calls.append(call)
                 self._samples.append([])
                 if call is not None:
                     self.able.append(len(self.choices) - 1)
         return [i for i in self.able if i >= first]
 
-    def _prepared(self, choice: _variants.Choice) -> tuple[Callable[[], object], int] | None:
+    def _prepared(self, choice: _variants.Choice, trusted: bool) -> tuple[Callable[[], object], int] | None:
         """What to time for an algorithm, and how many products that is; None where it fails.
 
         Where a launch takes the host longer than the device, a CUDA graph of many products is timed.
@@ -121,6 +124,8 @@ class _Race:
         try:
             lt.use(*choice)
             self.run()  # first use loads the kernel
+            if not trusted and not self.right():
+                return None
             if lt.arrays.milliseconds(self.run, lt.device) < _SHORT_MS:
                 return lt.arrays.captured(self.run, _CAPTURED), _CAPTURED
         except Exception:  # noqa: BLE001 - an algorithm that cannot run is no candidate

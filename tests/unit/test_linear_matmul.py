@@ -353,6 +353,28 @@ def test_autotuning_takes_what_is_fastest(lt, rng, monkeypatch):
         assert relative_error(mm.execute(), np.maximum(a.astype(float) @ b + bias, 0)) <= 1e-6
 
 
+def test_autotuning_does_not_take_what_is_wrong(lt, rng, monkeypatch):
+    """The fastest tile of the search returns rubbish."""
+    a, b = make(rng, (4, 8), "float32"), make(rng, (8, 8), "float32")
+    multiply = lt.matmul
+
+    def matmul(*arguments):
+        multiply(*arguments)
+        if np.frombuffer(lt.algorithms[-1], "u4")[3] == 20:
+            lt._array(arguments[10], arguments[11], 0)[...] += 1
+
+    def time_of(self, run, device):
+        run()
+        return 10.0 - (np.frombuffer(lt.algorithms[-1], "u4")[3] == 20)
+
+    monkeypatch.setattr(lt, "matmul", matmul)
+    monkeypatch.setattr(type(arrays_of(a)), "milliseconds", time_of)
+    with FusedMatmul(a, b) as mm:
+        report = mm.plan().autotune()
+        assert min(t for t in report["milliseconds"] if t is not None) == 10.0
+        assert relative_error(mm.execute(), a.astype(float) @ b) <= 1e-6
+
+
 def test_objects_on_one_plan_do_not_disturb_each_other(lt, rng):
     """Tuning makes a new launch function; it and the old one write to the same descriptor."""
     a, b = make(rng, (4, 8), "float32"), make(rng, (8, 8), "float32")
