@@ -29,10 +29,12 @@ _PUBLIC = {
     "device_function": "devkernels.device.inline",
     "fft": "devkernels.device.fft",
     "fftconvolve": "devkernels.kernels.fftconvolve",
+    "gemm": "devkernels.kernels.gemm",
     "kernel": "devkernels.launch",
     "load_image": "devkernels.launch",
     "make_fftconvolve": "devkernels.kernels.fftconvolve",
     "make_fftconvolve2d": "devkernels.kernels.fftconvolve2d",
+    "make_gemm": "devkernels.kernels.gemm",
     "make_spectral_filter": "devkernels.kernels.spectral_filter",
     "matmul": "devkernels.device.matmul",
     "oaconvolve": "devkernels.kernels.fftconvolve",
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from devkernels.errors import DevkernelsError
     from devkernels.kernels.fftconvolve import correlate, fftconvolve, make_fftconvolve, oaconvolve
     from devkernels.kernels.fftconvolve2d import make_fftconvolve2d
+    from devkernels.kernels.gemm import gemm, make_gemm
     from devkernels.kernels.spectral_filter import make_spectral_filter, spectral_filter
     from devkernels.launch import Launcher, kernel, load_image
     from devkernels.lazy import cuda

@@ -16,7 +16,7 @@ from devkernels.errors import ImageError
 _EM_CUDA = 190
 # Attribute codes of .nv.info; each entry is (format byte, attribute byte, 2 bytes of value or size).
 _FORMAT_SIZED = 4
-_MAX_THREADS, _FRAME_SIZE, _MIN_STACK_SIZE, _KPARAM_INFO, _REGCOUNT = 0x05, 0x11, 0x12, 0x17, 0x2F
+_MAX_THREADS, _PARAM_CBANK, _FRAME_SIZE, _MIN_STACK_SIZE, _KPARAM_INFO, _REGCOUNT = 0x05, 0x0A, 0x11, 0x12, 0x17, 0x2F
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class KernelResources:
     shared_bytes: int
     max_threads: int | None
     parameters: tuple[tuple[int, int], ...]  # (offset, size) in order
+    parameter_base: int = 0  # where parameters begin in their bank of constant memory
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,14 @@ def _kernels(cubin: bytes) -> list[KernelResources]:
             continue
         symbol = name.removeprefix(".nv.info.")
         parameters: dict[int, tuple[int, int]] = {}
-        max_threads = None
+        max_threads, base = None, 0
         for attribute, value in _attributes(by_name[name].content):
             if attribute == _KPARAM_INFO:
                 # 32 bits of index, 16 of ordinal, 16 of offset, then flags with the size in the top 14 bits
                 _, ordinal, offset, flags = struct.unpack_from("<IHHI", value)
                 parameters[ordinal] = (offset, flags >> 18)
+            elif attribute == _PARAM_CBANK:
+                base = struct.unpack_from("<IHH", value)[1]
             elif attribute == _MAX_THREADS:
                 x, y, z = struct.unpack_from("<III", value)
                 max_threads = x * y * z
@@ -89,6 +92,7 @@ def _kernels(cubin: bytes) -> list[KernelResources]:
                 shared_bytes=shared.size if shared else 0,
                 max_threads=max_threads,
                 parameters=tuple(parameters[ordinal] for ordinal in sorted(parameters)),
+                parameter_base=base,
             )
         )
     return found

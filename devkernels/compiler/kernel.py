@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from devkernels import cache, versions
@@ -31,6 +31,7 @@ class Options:
     fastmath: bool = False
     lineinfo: bool = False
     opt: bool = True
+    arch_specific: bool = False  # compiled for sm_90a where the target is sm_90, and so on
 
     def __post_init__(self):
         bounds = self.launch_bounds
@@ -114,6 +115,8 @@ def compile_function(
     """`compile` with everything decided. Numba is imported only if the image is not in the cache."""
     from devkernels.compiler import remote
 
+    if options.arch_specific and not target.arch_specific:
+        target = replace(target, arch_specific=True)
     if targets.simulating():  # its functions are not those that a compiler would see
         return remote.compile_elsewhere(function, signature, target, options, notes)
     resolved = resolve(function, signature)

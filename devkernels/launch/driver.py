@@ -184,6 +184,12 @@ def max_shared_bytes(device: int) -> int:
     return _device_attribute(device, _SHARED_OPTIN)
 
 
+@functools.cache
+def multiprocessors(device: int) -> int:
+    """Multiprocessors of a device."""
+    return _device_attribute(device, _MULTIPROCESSORS)
+
+
 class Function:
     """A kernel loaded on one device; `handle` is what cuLaunchKernel takes."""
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import devkernels
+from devkernels import tolerance
 from tests.matmul_cases import accumulator_kernel, integers, poison, shared_kernel
 
 cupy = pytest.importorskip("cupy")
@@ -54,5 +55,5 @@ def test_random_data(rng):
     a, b = (rng.standard_normal((size, size)).astype(np.float32) for _ in range(2))
     zero, out = cupy.zeros((size, size), np.float32), cupy.full((size, size), np.nan, np.float32)
     kernel[(3, 3), mm.block_dim](cupy.asarray(a), cupy.asarray(b), zero, out)
-    error = devkernels.tolerance.relative_error(out.get(), a.astype(np.float64) @ b.astype(np.float64))
-    assert error < devkernels.tolerance.product_bound("float32", "float32", size)
+    error = tolerance.relative_error(out.get(), a.astype(np.float64) @ b.astype(np.float64))
+    assert error < tolerance.product_bound("float32", "float32", size)

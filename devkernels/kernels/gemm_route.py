@@ -1,0 +1,128 @@
+"""Which main loop a product takes, and why: decided from dtypes, orders, alignment and architecture.
+
+In: a `GemmSpec` and what is known of the arrays. Out: a `Route`. Nothing is compiled or launched here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from devkernels import target
+from devkernels.kernels.arrays import Described
+from devkernels.matrix.steps import Step
+
+WARPGROUP, PORTABLE = "warpgroup", "portable"
+TENSOR_DTYPES = {"float16": "f16", "bfloat16": "bf16"}
+STORED_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1}  # what the warpgroup path can store
+# In what products of a dtype are added up, if nothing else is said.
+ACCUMULATE = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64",
+               "complex64": "complex64", "complex128": "complex128", "int8": "int32", "uint8": "int32",
+               "int16": "int64", "int32": "int64", "int64": "int64"}  # fmt: skip
+_MAX_LENGTH = 2**31 - 512
+
+
+@dataclass(frozen=True)
+class GemmSpec:
+    """What a `Gemm` was made for."""
+
+    a_dtype: str
+    b_dtype: str
+    out_dtype: str
+    accumulate: str
+    steps: tuple[Step, ...]
+    prologue_a: Callable | None = None
+    prologue_b: Callable | None = None
+
+
+class Matrix(NamedTuple):
+    """One operand as (batch, rows, columns); strides in bytes. A batch stride of 0 repeats one matrix."""
+
+    batch: int
+    rows: int
+    columns: int
+    strides: tuple[int, int, int]
+    pointer: int
+    itemsize: int
+    dtype: str
+
+    @property
+    def along_rows(self) -> bool | None:
+        """True in row order, False in column order, None if neither axis is contiguous."""
+        _, down, across = self.strides
+        if self.columns == 1 and self.rows > 1 and down == self.itemsize:
+            return False
+        if across == self.itemsize or self.columns == 1:
+            return True
+        return False if down == self.itemsize or self.rows == 1 else None
+
+    @property
+    def pitch(self) -> int:
+        """Bytes between consecutive rows (row order) or columns."""
+        down, across = self.strides[1:]
+        lines, stride = (self.rows, down) if self.along_rows else (self.columns, across)
+        length = self.columns if self.along_rows else self.rows
+        return stride if lines > 1 else -(-length * self.itemsize // 16) * 16
+
+    def aligned(self, to: int = 16) -> bool:
+        """Whether address and strides are multiples of `to` bytes."""
+        batch = self.strides[0] if self.batch > 1 else 0
+        return self.pointer % to == 0 and self.pitch % to == 0 and batch % to == 0
+
+
+def as_matrix(seen: Described) -> Matrix:
+    """Axes of an array with two or three of them."""
+    shape, strides = seen.shape, seen.strides
+    if len(shape) == 2:
+        shape, strides = (1, *shape), (0, *strides)
+    return Matrix(*shape, tuple(strides), seen.pointer, seen.itemsize, seen.dtype)
+
+
+@dataclass(frozen=True)
+class Route:
+    """The path that a product takes and the reason, in words."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+def by_kind(spec: GemmSpec, architecture: target.Target) -> Route:
+    """What dtypes, prologues and architecture allow."""
+    if target.simulating():
+        return Route(PORTABLE, "the simulator runs Python; the tensor cores have none")
+    if architecture.major != 9:
+        return Route(PORTABLE, f"warpgroup products exist on sm_90 only, and this is {architecture}")
+    if spec.a_dtype != spec.b_dtype or spec.a_dtype not in TENSOR_DTYPES:
+        return Route(
+            PORTABLE, f"the warpgroup path multiplies float16 or bfloat16, not {spec.a_dtype} by {spec.b_dtype}"
+        )
+    if spec.accumulate != "float32":
+        return Route(PORTABLE, f"the warpgroup path adds up in float32, not {spec.accumulate}")
+    if spec.prologue_a is not None or spec.prologue_b is not None:
+        return Route(PORTABLE, "the warpgroup path copies operands straight to the tensor cores, past any prologue")
+    if spec.out_dtype not in STORED_BYTES:
+        return Route(PORTABLE, f"the warpgroup path stores {', '.join(STORED_BYTES)}, not {spec.out_dtype}")
+    return Route(WARPGROUP, f"{spec.a_dtype} on {architecture}: tensor copies and warpgroup products")
+
+
+def by_shape(spec: GemmSpec, architecture: target.Target, a: Matrix, b: Matrix, d: Matrix) -> Route:
+    """The same for given operands."""
+    route = by_kind(spec, architecture)
+    if route.path == PORTABLE:
+        return route
+    for name, x in (("a", a), ("b", b)):
+        if x.along_rows is None:
+            return Route(PORTABLE, f"neither axis of {name} is contiguous (strides {x.strides[1:]} bytes)")
+        if not x.aligned():
+            return Route(
+                PORTABLE,
+                f"tensor copies need multiples of 16 bytes; {name} begins at {x.pointer % 16} mod 16 and its "
+                f"{'rows' if x.along_rows else 'columns'} are {x.pitch} bytes apart",
+            )
+    if max(d.rows, d.columns, a.columns) > _MAX_LENGTH:
+        return Route(PORTABLE, "an axis is longer than 2**31 - 512")
+    return route

@@ -1,0 +1,136 @@
+"""Reading and writing 32 elements of an array of any strides and dtype, one by one, from and to float32 registers.
+
+In: what `devkernels.matrix.finish` knows of an array that allows no 16-byte accesses. Out: intrinsics. Imported only
+where code is compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from llvmlite import ir
+from numba.core import types
+from numba.cuda.extending import intrinsic
+
+from devkernels.matrix.ptx import _float_pointer, i32, i64
+from devkernels.matrix.tile import ITEM, pack
+
+
+def _to_float(builder, value, dtype):
+    """A stored element as float32."""
+    if dtype == "bfloat16":
+        return builder.bitcast(builder.shl(builder.zext(value, ir.IntType(32)), i32(16)), ir.FloatType())
+    if dtype == "float16":
+        return builder.fpext(builder.bitcast(value, ir.HalfType()), ir.FloatType())
+    if dtype == "float32":
+        return value
+    if dtype == "float64":
+        return builder.fptrunc(value, ir.FloatType())
+    return (builder.uitofp if dtype.startswith("u") or dtype == "bool" else builder.sitofp)(value, ir.FloatType())
+
+
+def _stored_type(dtype: str):
+    """LLVM type in which an element lies in memory."""
+    if dtype in ("float32", "float64"):
+        return ir.FloatType() if dtype == "float32" else ir.DoubleType()
+    bits = {"bfloat16": 16, "float16": 16, "bool": 8}.get(dtype) or int(dtype.lstrip("uint"))
+    return ir.IntType(bits)
+
+
+def _dtype_name(numba_type) -> str:
+    name = str(numba_type)
+    return "bfloat16" if "bfloat16" in name else name
+
+
+def _matrix(context, builder, array_type, array, kind):
+    """(base address, strides) of an array, as integers of 64 bits."""
+    found = context.make_array(array_type)(context, builder, array)
+    strides = [builder.extract_value(found.strides, i) for i in range(array_type.ndim)]
+    return builder.ptrtoint(found.data, ir.IntType(64)), strides, ir.PointerType(kind, 1)
+
+
+def _long(context, builder, value, have):
+    return context.cast(builder, value, have, types.int64)
+
+
+def _positions(context, builder, signature, arguments, clamp: bool):
+    """(batch, rows of the four groups, columns of the eight lanes, last row, last column) as integers of 64 bits."""
+    batch, row, column, last_row, last_column = (
+        _long(context, builder, v, t) for v, t in zip(arguments[2:7], signature.args[2:7], strict=True)
+    )
+
+    def within(value, last):
+        return builder.select(builder.icmp_signed("<", value, last), value, last) if clamp else value
+
+    rows = [within(builder.add(row, i64(4 * k)), last_row) for k in range(4)]
+    columns = [within(builder.add(column, i64(e)), last_column) for e in range(8)]
+    return batch, rows, columns, last_row, last_column
+
+
+@functools.cache
+def make_gather(axes: str, batched: bool) -> Callable:
+    """Return ``gather(values, array, batch, row, column, last_row, last_column)``: 32 elements of any array in float32.
+
+    `axes` is column, row or matrix: what the array has an axis for. Places outside are read as the last inside.
+    """
+
+    @intrinsic
+    def gather(typingctx, values, array, batch, row, column, last_row, last_column):
+        def codegen(context, builder, signature, arguments):
+            dtype = _dtype_name(signature.args[1].dtype)
+            pointer = _float_pointer(context, builder, signature.args[0], arguments[0])
+            base, strides, kind = _matrix(context, builder, signature.args[1], arguments[1], _stored_type(dtype))
+            group, rows, columns, _, _ = _positions(context, builder, signature, arguments, True)
+            if batched:
+                base = builder.add(base, builder.mul(group, strides[0]))
+            down = {"row": strides[-1], "matrix": strides[-2:][0]}.get(axes)
+            across = None if axes == "row" else strides[-1]
+            known = {}
+            for k in range(4):
+                for e in range(8):
+                    key = (k if down is not None else 0, e if across is not None else 0)
+                    if key not in known:
+                        place = base
+                        if down is not None:
+                            place = builder.add(place, builder.mul(rows[k], down))
+                        if across is not None:
+                            place = builder.add(place, builder.mul(columns[e], across))
+                        known[key] = _to_float(builder, builder.load(builder.inttoptr(place, kind)), dtype)
+                    builder.store(known[key], builder.gep(pointer, [i32(8 * k + e)], inbounds=True))
+            return context.get_dummy_value()
+
+        return types.void(values, array, batch, row, column, last_row, last_column), codegen
+
+    return gather
+
+
+@functools.cache
+def make_scatter(dtype: str) -> Callable:
+    """Return ``scatter(values, array, batch, row, column, last_row, last_column)``: store 32 elements, masked."""
+
+    @intrinsic
+    def scatter(typingctx, values, array, batch, row, column, last_row, last_column):
+        def codegen(context, builder, signature, arguments):
+            pointer = _float_pointer(context, builder, signature.args[0], arguments[0])
+            stored = _stored_type(dtype)
+            base, strides, kind = _matrix(context, builder, signature.args[1], arguments[1], stored)
+            group, rows, columns, last_row_, last_column_ = _positions(context, builder, signature, arguments, False)
+            base = builder.add(base, builder.mul(group, strides[0]))
+            for k in range(4):
+                line = builder.add(base, builder.mul(rows[k], strides[1]))
+                inside_row = builder.icmp_signed("<=", rows[k], last_row_)
+                for e in range(8):
+                    value = builder.load(builder.gep(pointer, [i32(8 * k + e)], inbounds=True))
+                    if dtype != "float32":
+                        word = pack(builder, [value] * (8 // ITEM[dtype] // 2), dtype)[0]
+                        value = builder.trunc(word, stored)
+                    inside = builder.and_(inside_row, builder.icmp_signed("<=", columns[e], last_column_))
+                    with builder.if_then(inside):
+                        place = builder.add(line, builder.mul(columns[e], strides[2]))
+                        builder.store(value, builder.inttoptr(place, kind))
+            return context.get_dummy_value()
+
+        return types.void(values, array, batch, row, column, last_row, last_column), codegen
+
+    return scatter

@@ -1,0 +1,225 @@
+"""The main loop for sm_90: tensor copies, warpgroup products, two groups of warps that take turns, blocks that persist.
+
+In: a `Tiling` and a device function that finishes 64 columns of a tile. Out: a kernel as a Python function.
+
+A block has three warpgroups. One thread of the first fills a ring of stages with 64-wide slices of a and b. Each of the
+other two works on a 128 x 128 tile of its own: while one multiplies, the other finishes its tile, so that the tensor
+cores never wait for an epilogue. The two take turns at the ring; a turn is over when its last slice has arrived.
+(The scheme is that of CUTLASS's "pingpong" kernels; PTX ISA, sections on wgmma, mbarrier and cp.async.bulk.tensor.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from devkernels.lazy import cuda
+
+ROWS = COLUMNS = 128  # of a tile
+DEPTH = 64  # elements of the inner dimension in a stage: 128 bytes, the width of the swizzle
+THREADS = 384
+MATRIX_BYTES = ROWS * DEPTH * 2
+STAGE_BYTES = 2 * MATRIX_BYTES
+SLAB_BYTES = 16 * 64 * 4  # of one warp; see devkernels/matrix/tile.py
+PAD_WORDS = 6  # before the tensor maps, see `make_kernel`
+MAP_WORDS = PAD_WORDS + 2 * 16
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the work is cut, and how the operands lie."""
+
+    kind: str = "f16"  # f16 or bf16, as PTX names them
+    stages: int = 6
+    a_turned: bool = False  # rows of a are contiguous: a in column order
+    b_turned: bool = True  # columns of b are contiguous: b in row order
+    a_batched: bool = False  # each batch has an a of its own
+    b_batched: bool = False
+    band: int = 16  # rows of tiles that are worked on together, for the L2 cache
+
+    @property
+    def slab_offset(self) -> int:
+        """Where in shared memory the slabs of the eight working warps begin."""
+        return self.stages * STAGE_BYTES
+
+    @property
+    def barrier_offset(self) -> int:
+        """Where the barriers lie: full and empty of each stage, and the two turns."""
+        return self.slab_offset + 8 * SLAB_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block; the stages begin at a multiple of 1024."""
+        return self.barrier_offset + 16 * self.stages + 16 + 1024
+
+
+def descriptor(turned: bool) -> tuple[int, int]:
+    """Constant bits of a matrix descriptor with the 128-byte swizzle, and its step for 16 elements, in 16 bytes.
+
+    PTX ISA, "Matrix descriptor": the leading offset is the distance of 64-element columns of a turned matrix (and
+    unused otherwise), the stride offset that of groups of 8 lines.
+    """
+    leading = 64 * DEPTH * 2 // 16 if turned else 1
+    return (leading << 16) | (8 * 128 // 16 << 32) | (1 << 62), (16 * 128 // 16 if turned else 2)
+
+
+def make_kernel(tiling: Tiling, finish: Callable) -> Callable:
+    """Return ``gemm(maps, rows, columns, steps, batches, alpha, beta, c, d, extra)``.
+
+    ``finish(values, batch, row, column, rows, columns, alpha, beta, c, d, extra)`` is called by every working thread
+    with values[8 i + e] = element (row + 4 i, column + e) of a @ b. `maps` are the words of two tensor maps after six
+    words that put them on multiples of 64 bytes of the parameter space, which begins 16 bytes after one.
+    """
+    from devkernels.matrix import ptx, tile
+
+    t, u32, u64 = tiling, np.uint32, np.uint64
+    STAGES, STAGE, MATRIX, BAND = u32(t.stages), u32(STAGE_BYTES), u32(MATRIX_BYTES), u32(t.band)
+    SLABS, SLAB, BARRIERS = u32(t.slab_offset), u32(SLAB_BYTES), u32(t.barrier_offset)
+    A_TURNED, B_TURNED, A_BATCHED, B_BATCHED = t.a_turned, t.b_turned, t.a_batched, t.b_batched
+    (a_bits, a_step), (b_bits, b_step) = descriptor(t.a_turned), descriptor(t.b_turned)
+    A_BITS, B_BITS, HALF = u64(a_bits), u64(b_bits), u64(64 * 128 // 16)
+    zero, one, two, three, four, eight, sixteen = map(u32, (0, 1, 2, 3, 4, 8, 16))
+    tile_rows, tile_columns, box_bytes, depth = u32(ROWS), u32(COLUMNS), u32(8192), u32(DEPTH)
+    product = ptx.make_product(t.kind, COLUMNS, DEPTH // 16, a_step, b_step, t.a_turned, t.b_turned)
+    settle = ptx.make_settle(COLUMNS // 2)
+    put0, put1, get = tile.make_put(0), tile.make_put(1), tile.make_get()
+    map_a, map_b, COUNT = PAD_WORDS, PAD_WORDS + 16, COLUMNS // 2
+    barrier_init, barrier_expect, barrier_arrive = ptx.barrier_init, ptx.barrier_expect, ptx.barrier_arrive
+    barrier_wait, fence_barrier_init, copy_tile = ptx.barrier_wait, ptx.fence_barrier_init, ptx.copy_tile
+    prefetch_map, parameter_address, shared_address = ptx.prefetch_map, ptx.parameter_address, ptx.shared_address
+    same_in_warp, divide, product_fence = ptx.same_in_warp, ptx.divide, ptx.product_fence
+    product_commit, wait_one, wait_all = ptx.product_commit, ptx.product_wait_one, ptx.product_wait_all
+    registers_fewer, registers_more = ptx.registers_fewer, ptx.registers_more
+
+    @cuda.jit(device=True, forceinline=True)
+    def locate(number, tiles_m, tiles_n):
+        """(batch, row, column of a tile) of piece of work `number`: down bands of rows, for the L2 cache."""
+        each = tiles_m * tiles_n
+        batch = divide(number, each)
+        rest = number - batch * each
+        band = divide(rest, BAND * tiles_n)
+        rest -= band * (BAND * tiles_n)
+        first = band * BAND
+        high = min(tiles_m - first, BAND)
+        column = divide(rest, high)
+        return batch, first + rest - column * high, column
+
+    @cuda.jit(device=True, forceinline=True)
+    def finish_half(acc, slab, lane, batch, row, column, rows, columns, alpha, beta, c, d, extra):
+        """Finish the 16 rows of a warp and both halves of its 128 columns."""
+        values = cuda.local.array(32, np.float32)
+        cuda.syncwarp()
+        put0(acc, slab, lane)
+        cuda.syncwarp()
+        get(values, slab, lane)
+        finish(values, batch, row, column, rows, columns, alpha, beta, c, d, extra)
+        cuda.syncwarp()
+        put1(acc, slab, lane)
+        cuda.syncwarp()
+        get(values, slab, lane)
+        finish(values, batch, row, column + u32(64), rows, columns, alpha, beta, c, d, extra)
+
+    def gemm(maps, rows, columns, steps, batches, alpha, beta, c, d, extra):
+        a_map, b_map = parameter_address(map_a), parameter_address(map_b)
+        memory = cuda.shared.array(0, np.uint8)
+        base = (shared_address(memory) + u32(1023)) & u32(0xFFFFFC00)
+        full = base + BARRIERS
+        empty = full + STAGES * eight
+        turns = empty + STAGES * eight
+        thread = u32(cuda.threadIdx.x)
+        group = same_in_warp(thread >> u32(7))
+        tiles_m = divide(u32(rows) + tile_rows - one, tile_rows)
+        tiles_n = divide(u32(columns) + tile_columns - one, tile_columns)
+        work, slices = tiles_m * tiles_n * u32(batches), u32(steps)
+        number, stride = u32(cuda.blockIdx.x), u32(cuda.gridDim.x)
+        if thread == zero:
+            for s in range(STAGES):
+                barrier_init(full + u32(s) * eight, 1)
+                barrier_init(empty + u32(s) * eight, 1)
+            barrier_init(turns, 1)
+            barrier_init(turns + eight, 1)
+            fence_barrier_init()
+        cuda.syncthreads()
+        if group == zero:
+            registers_fewer()
+            if thread == zero:
+                prefetch_map(a_map)
+                prefetch_map(b_map)
+                stage, phase = zero, zero
+                while number < work:
+                    batch, row, column = locate(number, tiles_m, tiles_n)
+                    m0, n0 = row * tile_rows, column * tile_columns
+                    a_batch, b_batch = batch if A_BATCHED else zero, batch if B_BATCHED else zero
+                    for step in range(slices):
+                        k0 = u32(step) * depth
+                        barrier_wait(empty + stage * eight, phase ^ one)
+                        own, ready = base + stage * STAGE, full + stage * eight
+                        barrier_expect(ready, STAGE)
+                        if A_TURNED:
+                            copy_tile(own, a_map, ready, m0, k0, a_batch)
+                            copy_tile(own + box_bytes, a_map, ready, m0 + u32(64), k0, batch)
+                        else:
+                            copy_tile(own, a_map, ready, k0, m0, a_batch)
+                        own += MATRIX
+                        if B_TURNED:
+                            copy_tile(own, b_map, ready, n0, k0, b_batch)
+                            copy_tile(own + box_bytes, b_map, ready, n0 + u32(64), k0, batch)
+                        else:
+                            copy_tile(own, b_map, ready, k0, n0, b_batch)
+                        stage += one
+                        if stage == STAGES:
+                            stage = zero
+                            phase ^= one
+                    number += stride
+        else:
+            registers_more()
+            upper = cuda.local.array(COUNT, np.float32)
+            lower = cuda.local.array(COUNT, np.float32)
+            which = group - one
+            lane, warp = thread & u32(31), same_in_warp((thread >> u32(5)) & three)
+            slab = base + SLABS + (which * four + warp) * SLAB
+            leader = (thread & u32(127)) == zero
+            my_turn, other_turn = turns + which * eight, turns + (one - which) * eight
+            # The first group's first tile needs no turn: as if it had been given one before the first.
+            turn = which ^ one
+            number += which * stride
+            slot = which * slices
+            while number < work:
+                batch, row, column = locate(number, tiles_m, tiles_n)
+                lap = divide(slot, STAGES)
+                stage, phase = slot - lap * STAGES, lap & one
+                barrier_wait(my_turn, turn)
+                turn ^= one
+                for step in range(slices):
+                    barrier_wait(full + stage * eight, phase)
+                    own = base + stage * STAGE
+                    a_place = A_BITS | u64(own >> four)
+                    b_place = B_BITS | u64((own + MATRIX) >> four)
+                    product_fence()
+                    product(upper, a_place, b_place, u32(step))
+                    product(lower, a_place + HALF, b_place, u32(step))
+                    product_commit()
+                    wait_one()
+                    if step > 0 and leader:
+                        barrier_arrive(empty + (stage - one if stage > zero else STAGES - one) * eight)
+                    stage += one
+                    if stage == STAGES:
+                        stage = zero
+                        phase ^= one
+                if leader:
+                    barrier_arrive(other_turn)
+                wait_all()
+                settle(upper)
+                settle(lower)
+                if leader:
+                    barrier_arrive(empty + (stage - one if stage > zero else STAGES - one) * eight)
+                row0 = row * tile_rows + warp * sixteen + (lane >> three)
+                column0 = column * tile_columns + (lane & u32(7)) * eight
+                finish_half(upper, slab, lane, batch, row0, column0, rows, columns, alpha, beta, c, d, extra)
+                finish_half(lower, slab, lane, batch, row0 + u32(64), column0, rows, columns, alpha, beta, c, d, extra)
+                slot += two * slices
+                number += two * stride
+
+    return gemm

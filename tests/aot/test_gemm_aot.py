@@ -1,0 +1,53 @@
+"""Kernels of products compiled without a GPU: what they are made of, and that nothing spills in the main loop."""
+
+import re
+
+import pytest
+
+import devkernels
+from devkernels.compiler import elf
+from devkernels.matrix import warpgroup
+from tests.sass import Sass
+
+
+def built(target="sm_90", **options):
+    """Images of all kernels of a plan, by name."""
+    sources = devkernels.make_gemm(**options).image_sources()
+    return {name: devkernels.compile(kernel, signature, target) for name, (kernel, signature, _) in sources.items()}
+
+
+def spills_near_products(sass):
+    """Accesses to local memory between the first and the last warpgroup product."""
+    lines = sass.text.splitlines()
+    products = [i for i, line in enumerate(lines) if "HGMMA" in line]
+    inside = lines[products[0] : products[-1]]
+    return sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in inside)
+
+
+@pytest.mark.parametrize("epilogue", [None, ("bias", "silu", "residual")])
+def test_warpgroup_products(epilogue):
+    images = built(dtype="float16", epilogue=epilogue)
+    assert len(images) == 2  # b in row and in column order
+    for image in images.values():
+        sass = Sass(image)
+        assert str(image.target) == "sm_90a"
+        assert sass.count("HGMMA") > 0
+        assert sass.count("UTMALDG") >= 2
+        assert spills_near_products(sass) == 0
+        assert sass.count("STG.E.128") == 16  # 128 x 128 halves by 256 threads, eight at a time
+        assert sass.count("STG") == 16
+        if epilogue is None:
+            assert sass.spills == 0
+        else:
+            assert sass.count("LDG.E.128") == 16 + 4  # the residual once, the bias once for each half tile
+        (kernel,) = elf.kernels(image.cubin)
+        assert (kernel.parameter_base + 8 * warpgroup.PAD_WORDS) % 64 == 0
+        assert image.registers * warpgroup.THREADS <= 65536
+
+
+def test_other_dtypes_and_architectures_take_the_portable_loop():
+    (image,) = built(dtype="float32", epilogue="bias").values()
+    sass = Sass(image)
+    assert sass.count("HGMMA") == 0
+    assert sass.spills == 0
+    assert sass.count("FFMA") >= 16

@@ -1,0 +1,239 @@
+"""Products of matrices on a GPU: both main loops, exactly with small integers, and in float64 with random data."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+import devkernels
+from devkernels import tolerance
+from devkernels.errors import ArgumentError
+from tests.matmul_cases import integers, poison
+
+cupy = pytest.importorskip("cupy")
+torch = pytest.importorskip("torch")
+
+LENGTHS = [1, 2, 7, 8, 9, 31, 32, 63, 64, 65, 127, 128, 129, 130]
+hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="warpgroup products are sm_90's"
+)
+
+
+def padded(x):
+    """The same values in a buffer whose rows lie on multiples of 16 bytes, as tensor copies need them."""
+    item = x.dtype.itemsize
+    width = -(-x.shape[-1] * item // 16) * 16 // item
+    large = cupy.zeros((*x.shape[:-1], width), x.dtype)
+    large[..., : x.shape[-1]] = x
+    return large[..., : x.shape[-1]]
+
+
+def turned(x):
+    """The same values in column order, columns on multiples of 16 bytes."""
+    return padded(cupy.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
+
+
+@hopper
+@pytest.mark.parametrize("orders", list(itertools.product((padded, turned), repeat=2)))
+def test_every_edge_of_a_tile(orders, rng):
+    """float16 in, float32 out, whole numbers: exact, whatever the order of summation."""
+    product = devkernels.make_gemm("float16", out_dtype="float32")
+    shapes = [tuple(rng.choice(LENGTHS, 3)) for _ in range(60)] + [(1, 1, 1), (4, 4, 4), (130, 130, 1), (257, 383, 641)]
+    for m, n, k in (tuple(map(int, shape)) for shape in shapes):
+        a, b = (cupy.asarray(integers(rng, s, "f2")) for s in ((m, k), (k, n)))
+        left, right = orders[0](a), orders[1](b)
+        assert "warpgroup:" in product.describe(left, right)
+        out = cupy.asarray(poison((m + 1, n + 1), "f4"))
+        product(left, right, out=out[:m, :n])
+        want = a.astype("f4") @ b.astype("f4")
+        assert bool(cupy.array_equal(out[:m, :n], want)), (m, n, k)
+        assert bool(cupy.isnan(out[m]).all()), (m, n, k)
+        assert bool(cupy.isnan(out[:, n]).all()), (m, n, k)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128", "int8"])
+def test_portable_edges(dtype, rng):
+    """Dense matrices of odd lengths: misaligned for tensor copies."""
+    product = devkernels.make_gemm(dtype)
+    wide = {"float16": "f4", "int8": "i4"}.get(dtype, dtype)
+    for m, n, k in [*(tuple(map(int, rng.choice(LENGTHS, 3))) for _ in range(15)), (1, 1, 1), (131, 67, 257)]:
+        a, b = (cupy.asarray(integers(rng, s, dtype)) for s in ((m, k), (k, n)))
+        got, want = product(a, b), a.astype(wide) @ b.astype(wide)
+        if dtype == "float16":
+            want = want.astype("f2")
+        assert bool(cupy.array_equal(got, want)), (m, n, k)
+
+
+@pytest.mark.parametrize("orders", list(itertools.product("CF", repeat=3)))
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_orders(dtype, orders, rng):
+    m, n, k = 200, 136, 72
+    a, b = (cupy.asarray(integers(rng, s, dtype), order=o) for s, o in zip(((m, k), (k, n)), orders, strict=False))
+    out = cupy.asarray(poison((m, n), dtype), order=orders[2])
+    devkernels.gemm(a, b, out=out)
+    assert bool(cupy.array_equal(out, (a.astype("f4") @ b.astype("f4")).astype(dtype)))
+
+
+@pytest.mark.parametrize("n", [136, 131])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_alpha_and_beta(dtype, n, rng):
+    m, k = 150, 40
+    product = devkernels.make_gemm(dtype)
+    a, b, c = (cupy.asarray(integers(rng, s, dtype)) for s in ((m, k), (k, n), (m, n)))
+    wide = a.astype("f4") @ b.astype("f4")
+    nothing = cupy.full((m, n), cupy.nan, dtype)
+    assert bool(cupy.array_equal(product(a, b, nothing, alpha=2), (2 * wide).astype(dtype)))
+    assert bool(cupy.array_equal(product(a, b, c, alpha=0.5, beta=-2), (0.5 * wide - 2 * c.astype("f4")).astype(dtype)))
+    assert bool(cupy.array_equal(product(a, b, c, alpha=0, beta=1), c))
+    over = c.copy()
+    assert product(a, b, over, beta=1, out=over) is over
+    assert bool(cupy.array_equal(over, (wide + c.astype("f4")).astype(dtype)))
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+REFERENCE = {
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": silu,
+    "gelu": lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_ready_functions(name, dtype, rng):
+    m, n, k = 130, 136, 64
+    a, b = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
+    result = "float32" if dtype == "float16" else dtype
+    got = devkernels.make_gemm(dtype, out_dtype=result, epilogue=name)(cupy.asarray(a), cupy.asarray(b), alpha=0.5)
+    want = REFERENCE[name](0.5 * (a.astype("f8") @ b.astype("f8")))
+    bound = tolerance.product_bound(result, result, k)
+    assert tolerance.relative_error(got.get(), want) < bound
+
+
+@pytest.mark.parametrize(("n", "path"), [(136, "warpgroup"), (131, "portable")])
+def test_ready_operands(n, path, rng):
+    m, k = 130, 64
+    a, b = (cupy.asarray(integers(rng, s, "f2")) for s in ((m, k), (k, n)))
+    column, row, matrix = (cupy.asarray(integers(rng, s, "f2")) for s in (n, m, (m, n)))
+    product = a.astype("f4") @ b.astype("f4")
+    for name, operand, want in (
+        ("bias", column, product + column), ("column_scale", column, product * column),
+        ("row_bias", row, product + row[:, None]), ("row_scale", row, product * row[:, None]),
+        ("residual", matrix, product + matrix), ("multiply", matrix, product * matrix),
+    ):  # fmt: skip
+        plan = devkernels.make_gemm("float16", out_dtype="float32", epilogue=name)
+        if torch.cuda.get_device_capability()[0] == 9:
+            assert f"\n{path}:" in plan.describe(a, b)
+        assert bool(cupy.array_equal(plan(a, b, extra=(operand,)), want)), name
+        strided = cupy.zeros((*operand.shape[:-1], 2 * operand.shape[-1]), "f2")[..., ::2]
+        strided[...] = operand
+        assert bool(cupy.array_equal(plan(a, b, extra=(strided.astype("f4"),)), want)), name
+
+
+def test_chain_with_residual(rng):
+    m, n, k = 300, 264, 128
+    a, b, bias, residual = (rng.standard_normal(s).astype("f2") for s in ((m, k), (k, n), n, (m, n)))
+    plan = devkernels.make_gemm("float16", epilogue=("bias", "silu", "residual"))
+    got = plan(*map(cupy.asarray, (a, b)), alpha=0.25, extra=tuple(map(cupy.asarray, (bias, residual))))
+    want = silu(0.25 * (a.astype("f8") @ b.astype("f8")) + bias) + residual
+    assert tolerance.relative_error(got.get(), want) < tolerance.product_bound("float32", "float16", k)
+
+
+def test_quantised(rng):
+    m, n, k = 200, 256, 96
+    a, b = (cupy.asarray(integers(rng, s, "f2")) for s in ((m, k), (k, n)))
+    scale = cupy.asarray(rng.choice([0.25, 0.5, 1, 4], n).astype("f4"))
+    got = devkernels.make_gemm("float16", epilogue=("column_scale", "int8"))(a, b, extra=(scale,))
+    want = cupy.clip(cupy.rint((a.astype("f4") @ b.astype("f4")) * scale), -128, 127)
+    assert got.dtype == np.int8
+    assert bool(cupy.array_equal(got, want.astype("i1")))
+
+
+@pytest.mark.parametrize("n", [136, 131])
+def test_function_of_ones_own(n, rng):
+    m, k = 150, 64
+    a, b, mask = (cupy.asarray(integers(rng, s, d)) for s, d in (((m, k), "f2"), ((k, n), "f2"), ((m, n), "i4")))
+
+    def masked(acc, row, column, mask, low):
+        return acc + row - column if mask[row, column] > 0 else low
+
+    plan = devkernels.make_gemm("float16", out_dtype="float32", epilogue=masked)
+    rows, columns = cupy.indices((m, n))
+    want = cupy.where(mask > 0, a.astype("f4") @ b.astype("f4") + rows - columns, -5)
+    assert bool(cupy.array_equal(plan(a, b, extra=(mask, -5.0)), want.astype("f4")))
+
+
+def test_batches(rng):
+    a, b = (cupy.asarray(integers(rng, s, "f2")) for s in ((5, 70, 64), (5, 64, 136)))
+    plan = devkernels.make_gemm("float16", out_dtype="float32")
+    wide = a.astype("f4"), b.astype("f4")
+    assert bool(cupy.array_equal(plan(a, b), wide[0] @ wide[1]))
+    assert bool(cupy.array_equal(plan(a, b[1]), wide[0] @ wide[1][1]))
+    assert bool(cupy.array_equal(plan(a[3], b), wide[0][3] @ wide[1]))
+    assert bool(cupy.array_equal(plan(a[::2], b[::2]), wide[0][::2] @ wide[1][::2]))
+
+
+def test_misaligned_views_take_the_portable_path(rng):
+    plan = devkernels.make_gemm("float16", out_dtype="float32")
+    large, b = cupy.asarray(integers(rng, (100, 81), "f2")), cupy.asarray(integers(rng, (80, 64), "f2"))
+    a = large[:, 1:]
+    assert "multiples of 16 bytes" in plan.describe(a, b) or torch.cuda.get_device_capability()[0] != 9
+    assert bool(cupy.array_equal(plan(a, b), a.astype("f4") @ b.astype("f4")))
+
+
+def test_torch_and_bfloat16(rng):
+    a, b = (torch.as_tensor(integers(rng, s, "f4")).cuda().bfloat16() for s in ((200, 64), (64, 136)))
+    got = devkernels.gemm(a, b)
+    assert got.dtype == torch.bfloat16
+    assert torch.equal(got, (a.float() @ b.float()).bfloat16())
+    weight = b.t().contiguous()
+    assert torch.equal(devkernels.gemm(a, weight.t()), got)
+    assert torch.equal(devkernels.gemm(a[:, 1:], b[1:]), (a[:, 1:].float() @ b[1:].float()).bfloat16())
+
+
+def test_numpy_arrays_are_copied_there_and_back(rng):
+    a, b = integers(rng, (20, 30), "f4"), integers(rng, (30, 10), "f4")
+    np.testing.assert_array_equal(devkernels.gemm(a, b, epilogue="relu"), np.maximum(a @ b, 0))
+
+
+def test_streams_graphs_and_new_contents(rng):
+    a, b = (torch.as_tensor(integers(rng, s, "f2")).cuda() for s in ((256, 128), (128, 256)))
+    out = torch.full((256, 256), math.nan, device="cuda", dtype=torch.float16)
+    plan = devkernels.make_gemm("float16")
+    plan(a, b, out=out)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        plan(a, b, out=out)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan(a, b, out=out)
+    a.copy_(torch.as_tensor(integers(rng, (256, 128), "f2")))
+    out.fill_(math.nan)
+    graph.replay()
+    assert torch.equal(out, (a.float() @ b.float()).half())
+    b.mul_(2)
+    assert torch.equal(plan(a, b), (a.float() @ b.float()).half())
+
+
+@pytest.mark.parametrize("shape", [(2048, 1024, 1536), (4099, 129, 513)])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_random_data(dtype, shape, rng):
+    m, n, k = shape
+    a, b = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
+    got = devkernels.gemm(cupy.asarray(a), cupy.asarray(b)).get()
+    want = (cupy.asarray(a, "f8") @ cupy.asarray(b, "f8")).get()
+    assert tolerance.relative_error(got, want) < tolerance.product_bound("float32", dtype, k)
+
+
+def test_refused_before_a_launch(rng):
+    a, out = cupy.ones((16, 16), "f2"), cupy.full((16, 17), 7, "f2")
+    with pytest.raises(ArgumentError, match="out has shape"):
+        devkernels.gemm(a, a, out=out)
+    assert bool((out == 7).all())
