@@ -7,6 +7,7 @@ stays in the L2 cache of a large GPU: most of the traffic with memory is the rea
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +56,8 @@ class FourStep:
         self.width = plan.size // plan.columns
         real = not dtype.startswith("complex")
         self.offset = -0.25 if real else 0.0
-        self.rows = block_fft(self.width, plan.precision)
+        # The turns need registers of their own: no limit but that of the block.
+        self.rows = dataclasses.replace(block_fft(self.width, plan.precision), max_registers=None)
         self._halves_in = real and plan.length - plan.begin > plan.size
         self._halves_filter = real and plan.taps > plan.size
         halves_out = real and plan.lead + plan.hop > plan.size
