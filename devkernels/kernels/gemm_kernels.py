@@ -63,7 +63,7 @@ def _portable(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tu
     )
     batched = tuple(len(getattr(x, "shape", ())) == 3 for x in extra)
     kernel = portable_kernel(spec, tiling, None if c is None else arrays.describe(c, "c").dtype, batched)
-    grid = (-(-d.columns // tile), -(-d.rows // tile), d.batch)
+    grid = (-(-d.columns // tile) * d.batch, -(-d.rows // tile))
     launch, batch = kernel[grid, tiling.threads, stream], d.batch
 
     def run(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> None:
@@ -142,7 +142,8 @@ def _check_parameters(image: Any) -> None:
 @functools.lru_cache(maxsize=256)
 def warpgroup_kernel(spec: GemmSpec, tiling: warpgroup.Tiling, end: finish.Finish) -> Kernel:
     """The kernel on tensor maps; see `warpgroup.make_kernel`."""
-    function = warpgroup.make_kernel(tiling, finish.make_finish(end, spec.steps))
+    prepare, last = finish.make_prepare(end, spec.steps), finish.make_finish(end, spec.steps)
+    function = warpgroup.make_kernel(tiling, prepare, last)
     return Kernel(function, Options(launch_bounds=warpgroup.THREADS, arch_specific=True))
 
 

@@ -15,6 +15,7 @@ from devkernels.device.inline import device_function
 from devkernels.lazy import cuda
 from devkernels.matrix import steps as chains
 
+LINE = 128  # bytes of a line of the L2 cache
 COUNT = 32  # values of a thread at a time: 8 columns of 4 rows
 
 
@@ -59,6 +60,50 @@ def make_finish(plan: Finish, steps: tuple[chains.Step, ...]) -> Callable:
         store(values, d, batch, own_row, own_column, last_row, last_column)
 
     return device_function(finish)
+
+
+def make_prepare(plan: Finish, steps: tuple[chains.Step, ...]) -> Callable:
+    """Return ``prepare(batch, row, column, rows, columns, c, extra)``: fetch what `finish` will read into the L2 cache.
+
+    For one row of a tile of 128 columns; matrices whose rows are contiguous only. The epilogue then waits for the cache
+    and not for the memory behind it.
+    """
+    run = device_function(lambda batch, row, column, rows, columns, c, extra: None)
+    if plan.c is not None and plan.c.wide:
+        fetch_c = _fetcher(plan.c)
+        run = device_function(lambda batch, row, column, rows, columns, c, extra:
+                              fetch_c(c, batch, row, column, rows, columns))  # fmt: skip
+    for step in steps:
+        if step.axes == "matrix" and plan.extra[step.operand].wide:
+            run = _then_fetch(run, _fetcher(plan.extra[step.operand]), step.operand)
+    return run
+
+
+def _then_fetch(first: Callable, fetch: Callable, position: int) -> Callable:
+    def both(batch, row, column, rows, columns, c, extra):
+        first(batch, row, column, rows, columns, c, extra)
+        fetch(extra[position], batch, row, column, rows, columns)
+
+    return device_function(both)
+
+
+def _fetcher(operand: Operand) -> Callable:
+    from devkernels.matrix import ptx, tile
+
+    prefetch_line, address, item, zero = ptx.prefetch_line, ptx.address, tile.ITEM[operand.dtype], np.uint64(0)
+    batched, step = operand.batched, LINE // item
+    lines = 128 // step
+
+    def fetch(array, batch, row, column, rows, columns):
+        if np.int32(row) < np.int32(rows):
+            pitch = np.uint64(array.strides[1] if batched else array.strides[0])
+            place = address(array) + np.uint64(row) * pitch + np.uint64(column * item)
+            place += np.uint64(batch * array.strides[0]) if batched else zero
+            for i in range(lines):
+                if np.int32(column) + i * step < np.int32(columns):
+                    prefetch_line(place + np.uint64(i * LINE))
+
+    return device_function(fetch)
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------

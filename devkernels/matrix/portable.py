@@ -44,8 +44,8 @@ def make_kernel(tiling: PortableTiling, convert: Callable, store: Callable, prol
                 prologue_b: Callable | None, epilogue: Callable) -> Callable:  # fmt: skip
     """Return ``gemm(a, b, c, d, alpha, beta, extra)`` on arrays with three axes: batch, rows, columns.
 
-    The grid has tiles of columns along x, tiles of rows along y, batches along z. ``convert(x)`` makes a number of the
-    accumulator's type of an element, ``store(x)`` one of the result's; prologues are ``f(x, row, column)``.
+    The grid has tiles of columns, batch after batch, along x and tiles of rows along y. ``convert(x)`` makes a number
+    of the accumulator's type of an element, ``store(x)`` one of the result's; prologues are ``f(x, row, column)``.
     """
     tile, depth, threads = tiling.tile, tiling.depth, tiling.threads
     side, wide, has_c, count = tile // SIDE, tile + 1, tiling.has_c, tile * depth
@@ -63,7 +63,9 @@ def make_kernel(tiling: PortableTiling, convert: Callable, store: Callable, prol
         right = cuda.shared.array(b_elements, kind)  # element (k, column) at k * wide + column
         sums = cuda.local.array((own, own), kind)
         thread = cuda.threadIdx.x
-        row0, column0, batch = cuda.blockIdx.y * tile, cuda.blockIdx.x * tile, cuda.blockIdx.z
+        across_tiles = (d.shape[2] + tile - 1) // tile
+        batch = cuda.blockIdx.x // across_tiles
+        row0, column0 = cuda.blockIdx.y * tile, (cuda.blockIdx.x - batch * across_tiles) * tile
         down, across = thread // side, thread % side
         for i in range(own):
             for j in range(own):

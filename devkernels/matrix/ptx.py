@@ -122,6 +122,8 @@ copy_tile = _instruction(
     _u32, _u64, _u32, types.int32, types.int32, types.int32,
 )  # fmt: skip
 
+prefetch_line = _instruction("prefetch.global.L2 [$0];", "l,~{memory}", types.void, _u64)
+
 
 @intrinsic
 def parameter_address(typingctx, word):

@@ -65,7 +65,7 @@ def descriptor(turned: bool) -> tuple[int, int]:
     return (leading << 16) | (8 * 128 // 16 << 32) | (1 << 62), (16 * 128 // 16 if turned else 2)
 
 
-def make_kernel(tiling: Tiling, finish: Callable) -> Callable:
+def make_kernel(tiling: Tiling, prepare: Callable, finish: Callable) -> Callable:
     """Return ``gemm(maps, rows, columns, steps, batches, alpha, beta, c, d, extra)``.
 
     ``finish(values, batch, row, column, rows, columns, alpha, beta, c, d, extra)`` is called by every working thread
@@ -180,7 +180,8 @@ def make_kernel(tiling: Tiling, finish: Callable) -> Callable:
             which = group - one
             lane, warp = thread & u32(31), same_in_warp((thread >> u32(5)) & three)
             slab = base + SLABS + (which * four + warp) * SLAB
-            leader = (thread & u32(127)) == zero
+            mine = thread & u32(127)
+            leader = mine == zero
             my_turn, other_turn = turns + which * eight, turns + (one - which) * eight
             # The first group's first tile needs no turn: as if it had been given one before the first.
             turn = which ^ one
@@ -190,6 +191,7 @@ def make_kernel(tiling: Tiling, finish: Callable) -> Callable:
                 batch, row, column = locate(number, tiles_m, tiles_n)
                 lap = divide(slot, STAGES)
                 stage, phase = slot - lap * STAGES, lap & one
+                prepare(batch, row * tile_rows + mine, column * tile_columns, rows, columns, c, extra)
                 barrier_wait(my_turn, turn)
                 turn ^= one
                 for step in range(slices):
