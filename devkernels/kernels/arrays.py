@@ -184,6 +184,26 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     return np.empty(shape, dtype=dtype)
 
 
+class _Handle:
+    """A stream that is known by its handle only."""
+
+    def __init__(self, handle: int):
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+def _cupy_stream(stream: Any, handle: int, device: int) -> Any:
+    """CuPy's object for a stream."""
+    cuda = sys.modules["cupy"].cuda
+    if isinstance(stream, cuda.Stream):
+        return stream
+    if hasattr(cuda.Stream, "from_external"):  # CuPy 14, where ExternalStream is deprecated
+        return cuda.Stream.from_external(_Handle(handle))
+    return cuda.ExternalStream(handle, device)
+
+
 @contextlib.contextmanager
 def on_stream(like: Any, stream: Any) -> Iterator[None]:
     """Make a stream current for the library of an array on a GPU.
@@ -195,7 +215,7 @@ def on_stream(like: Any, stream: Any) -> Iterator[None]:
     if handle is None or kind == "numpy" or (kind == "torch" and not like.is_cuda):
         yield
     elif kind == "cupy":
-        with sys.modules["cupy"].cuda.ExternalStream(handle, like.device.id):
+        with _cupy_stream(stream, handle, like.device.id):
             yield
     else:
         cuda = sys.modules["torch"].cuda
