@@ -129,7 +129,7 @@ def _has_plan(size: int, precision: str) -> bool:
 def _segment_size(taps: int, needed: int, precision: str) -> int | None:
     """Transform length of overlap-save: least work per sample, no longer than the row needs."""
     top = choose.largest(word_bytes(precision))
-    if 5 * taps > 3 * top:  # segments would overlap so much that a four-step transform moves fewer bytes
+    if 4 * taps > 3 * top:  # segments would overlap so much that four-step transforms are faster (measured)
         return None
     enough = _size_at_least(needed + taps - 1, precision)
     best = None

@@ -1,0 +1,44 @@
+"""torch's autograd through convolutions, on tensors of the host. More of it, where it is fast, in the GPU tier."""
+
+import pytest
+
+import devkernels
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.sim
+
+
+def leaf(rng, *shape):
+    generator = torch.Generator().manual_seed(int(rng.integers(1 << 30)))
+    return torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+
+def test_finite_differences(rng):
+    x, h = leaf(rng, 1, 3), leaf(rng, 2, 2)
+    assert torch.autograd.gradcheck(lambda x, h: devkernels.fftconvolve(x, h, "full"), (x, h))
+
+
+def test_an_operand_used_twice_has_the_sum_of_its_gradients(rng):
+    x, h = leaf(rng, 2, 4), leaf(rng, 4)
+    once = torch.autograd.grad(devkernels.fftconvolve(x, h, "causal").sum(), (x, h))
+    y = devkernels.fftconvolve(x, h, "causal") + 2 * devkernels.fftconvolve(x, h, "causal")
+    for got, want in zip(torch.autograd.grad(y.sum(), (x, h)), once, strict=True):
+        assert torch.allclose(got, 3 * want, atol=1e-12)
+    twice = devkernels.fftconvolve(devkernels.fftconvolve(x, h, "causal"), h, "causal")
+    want = torch.autograd.grad(sum((_shift(x, i + j) * h[i] * h[j]).sum() for i in range(4) for j in range(4)), (x, h))
+    for got, expected in zip(torch.autograd.grad(twice.sum(), (x, h)), want, strict=True):
+        assert torch.allclose(got, expected, atol=1e-12)
+
+
+def _shift(x, by):
+    return torch.nn.functional.pad(x, (by, 0))[..., : x.shape[-1]]
+
+
+def test_only_what_is_wanted_is_computed_and_functions_of_ones_own_are_refused(rng):
+    x, h = leaf(rng, 2, 4), leaf(rng, 4)
+    (of_x,) = torch.autograd.grad(devkernels.fftconvolve(x, h.detach(), "causal").sum(), (x,))
+    assert of_x.shape == x.shape
+    plan = devkernels.make_fftconvolve(4, 4, "float64", "causal", epilogue=lambda value, row, position: 2 * value)
+    with pytest.raises(devkernels.DevkernelsError, match="derivatives"):
+        plan(x, h)
+    assert not plan(x.detach(), h.detach()).requires_grad
