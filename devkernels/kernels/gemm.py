@@ -1,7 +1,7 @@
 """Products of matrices in one kernel with a Python epilogue: ``d = epilogue(alpha a @ b + beta c)``.
 
 In: matrices of NumPy, CuPy or torch, and an epilogue: names of ready steps, or a plain function of (acc, row, column,
-*extra). Out: the result. Two main loops: tensor copies and warpgroup products on sm_90
+*extra). Out: the result. Three main loops: tensor copies and warpgroup products on sm_90
 (devkernels/matrix/warpgroup.py), and a portable one for every dtype, order and architecture
 (devkernels/matrix/portable.py).
 """
@@ -65,7 +65,7 @@ def make_gemm(
         Call it ``g(a, b, c=None, alpha=1, beta=0, extra=(), out=None, stream=None)``: a of shape (m, k) or (batch, m,
         k), b of (k, n) or (batch, k, n), in any order, also strided; c of the result's shape, not read if beta is 0;
         `extra` what the epilogue takes, arrays and numbers. Returns an array of the kind of a, or `out`, which may be
-        c or the operand of a ready step. ``g.describe(a, b)`` says which of the two main loops runs, and why.
+        c or the operand of a ready step. ``g.describe(a, b)`` says which of the main loops runs, and why.
 
     Raises
     ------

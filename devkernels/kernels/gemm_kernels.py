@@ -20,17 +20,30 @@ from devkernels.compiler.kernel import Options
 from devkernels.device.inline import device_function
 from devkernels.errors import CompileError
 from devkernels.kernels import arrays
-from devkernels.kernels.gemm_route import STORED_BYTES, TENSOR_DTYPES, WARPGROUP, GemmSpec, Matrix, as_matrix, by_shape
+from devkernels.kernels.gemm_route import (
+    SMALL,
+    STORED_BYTES,
+    TENSOR_DTYPES,
+    WARPGROUP,
+    GemmSpec,
+    Matrix,
+    as_matrix,
+    by_kind,
+    by_shape,
+    small_tiling,
+)
 from devkernels.launch import driver
 from devkernels.launch.jit import Kernel
-from devkernels.matrix import finish, portable, warpgroup
+from devkernels.matrix import finish, portable, small, warpgroup
 from devkernels.matrix.steps import element_function, function_of, operands_of, takes_all
 
 
 def prepare(spec: GemmSpec, a: Any, b: Any, c: Any, d: Any, extra: tuple, stream: Any) -> Callable:
     """Choose, compile (or find) and configure the kernel for checked arrays."""
     left, right, result = (as_matrix(arrays.describe(x, n)) for x, n in ((a, "a"), (b, "b"), (d, "out")))
-    route = by_shape(spec, target.current_target(), left, right, result)
+    route = by_shape(spec, target.current_target(), left, right, result, c is not None)
+    if route.path == SMALL:
+        return _small(spec, small_tiling(spec, left, right, result, c is not None), result, extra, stream)
     if route.path == WARPGROUP:
         return _warpgroup(spec, left, right, c, result, extra, stream)
     return _portable(spec, left, right, c, result, extra, stream)
@@ -96,6 +109,26 @@ def portable_kernel(
         tiling, _converter(spec.accumulate), _stored(spec), spec.prologue_a, spec.prologue_b, epilogue
     )
     return Kernel(function, Options(launch_bounds=tiling.threads))
+
+
+# -- many small products -----------------------------------------------------------------------------------------------
+
+
+def _small(spec: GemmSpec, tiling: small.SmallTiling, d: Matrix, extra: tuple, stream: Any) -> Callable:
+    batch, batched = d.batch, tuple(len(getattr(x, "shape", ())) == 3 for x in extra)
+    launch = small_kernel(spec, tiling, batched)[tiling.blocks(batch), small.THREADS, stream]
+
+    def run(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> None:
+        launch(*(x if len(x.shape) == 3 else x[None] for x in (a, b, d)), batch, alpha, _numbers(spec, extra))
+
+    return run
+
+
+@functools.lru_cache(maxsize=256)
+def small_kernel(spec: GemmSpec, tiling: small.SmallTiling, batched: tuple[bool, ...]) -> Kernel:
+    """The kernel for sizes that are constants; see `small.make_kernel`."""
+    epilogue = element_function(spec.steps, np.dtype(spec.accumulate).type, batched)
+    return Kernel(small.make_kernel(tiling, epilogue), Options(launch_bounds=small.THREADS))
 
 
 # -- the warpgroup main loop -------------------------------------------------------------------------------------------
@@ -205,8 +238,6 @@ def image_sources(spec: GemmSpec) -> dict[str, tuple]:
     extra = Parameter("extra", "tuple", items=extra)
     number = [Parameter(n, "scalar", spec.accumulate) for n in ("alpha", "beta")]
     name = f"gemm_{spec.a_dtype}_{spec.b_dtype}_{spec.out_dtype}"
-    from devkernels.kernels.gemm_route import by_kind
-
     if by_kind(spec, here).path == WARPGROUP:
         ends = tuple(finish.Operand(spec.a_dtype, True) for _ in operands)
         end = finish.Finish(finish.Operand(spec.out_dtype, True, True), None, ends, True)

@@ -15,7 +15,7 @@ import numpy as np
 from devkernels import target
 from devkernels.errors import ArgumentError, ArgumentTypeError, TargetError
 from devkernels.kernels import arrays, gemm_kernels
-from devkernels.kernels.gemm_route import ACCUMULATE, GemmSpec, Matrix, Route, as_matrix, by_kind, by_shape
+from devkernels.kernels.gemm_route import ACCUMULATE, GemmSpec, Matrix, as_matrix, by_kind, by_shape
 from devkernels.matrix.steps import Step, operands_of, takes_all
 
 _REMEMBERED = 256
@@ -33,18 +33,17 @@ class Gemm:
         steps = ", ".join(step.name if step.function is None else step.function.__name__ for step in s.steps)
         return f"<Gemm {s.a_dtype} x {s.b_dtype} -> {s.out_dtype}, added up in {s.accumulate}, epilogue ({steps})>"
 
-    def describe(self, a: Any = None, b: Any = None, out: Any = None) -> str:
-        """Say which main loop runs and why: for these dtypes on this machine, or for given arrays."""
+    def describe(self, a: Any = None, b: Any = None, c: Any = None, out: Any = None) -> str:
+        """Say which main loop runs and why: for these dtypes on this machine, or for given arrays (c if it is read)."""
         if a is None or b is None:
             route = by_kind(self.spec, target.current_target())
             hint = "; arrays may still need the portable one" if route.path != "portable" else ""
             return f"{self!r}\n{route}{hint}"
         seen = self._operands(a, b, None)
         d = self._result(a, seen, out)
-        return f"{self!r}\n{self._route(seen['a'], seen['b'], as_matrix(arrays.describe(d, 'out')))}"
-
-    def _route(self, a: Matrix, b: Matrix, d: Matrix) -> Route:
-        return by_shape(self.spec, target.current_target(), a, b, d)
+        result = as_matrix(arrays.describe(d, "out"))
+        route = by_shape(self.spec, target.current_target(), seen["a"], seen["b"], result, c is not None)
+        return f"{self!r}\n{route}"
 
     def __call__(
         self, a: Any, b: Any, c: Any = None, *, alpha: float = 1, beta: float = 0, extra: tuple = (), out: Any = None,

@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 from devkernels import target
 from devkernels.kernels.arrays import Described
+from devkernels.matrix import small
 from devkernels.matrix.steps import Step
 
-WARPGROUP, PORTABLE = "warpgroup", "portable"
+WARPGROUP, SMALL, PORTABLE = "warpgroup", "small", "portable"
+_MANY = 16  # products from which on small ones get a warp, or a row a thread
 TENSOR_DTYPES = {"float16": "f16", "bfloat16": "bf16"}
 STORED_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1}  # what the warpgroup path can store
 # In what products of a dtype are added up, if nothing else is said.
@@ -109,8 +111,33 @@ def by_kind(spec: GemmSpec, architecture: target.Target) -> Route:
     return Route(WARPGROUP, f"{spec.a_dtype} on {architecture}: tensor copies and warpgroup products")
 
 
-def by_shape(spec: GemmSpec, architecture: target.Target, a: Matrix, b: Matrix, d: Matrix) -> Route:
+def small_tiling(spec: GemmSpec, a: Matrix, b: Matrix, d: Matrix, has_c: bool) -> small.SmallTiling | None:
+    """How many small products are cut, or None if they are none, or not dense and in row order."""
+    if target.simulating() or d.batch < _MANY or has_c or spec.prologue_a is not None or spec.prologue_b is not None:
+        return None
+    if not small.suits(d.rows, d.columns, a.columns, spec.a_dtype, spec.b_dtype, spec.out_dtype, spec.accumulate):
+        return None
+    for x in (a, b, d):
+        row = x.columns * x.itemsize
+        dense = (
+            (x.columns == 1 or x.strides[2] == x.itemsize)
+            and (x.rows == 1 or x.strides[1] == row)
+            and (x.batch == 1 or x.strides[0] == x.rows * row)
+        )
+        if not dense or x.pointer % 16:
+            return None
+    return small.SmallTiling(d.rows, d.columns, a.columns, spec.a_dtype, spec.b_dtype, spec.out_dtype,
+                             spec.accumulate, a.batch > 1, b.batch > 1)  # fmt: skip
+
+
+def by_shape(
+    spec: GemmSpec, architecture: target.Target, a: Matrix, b: Matrix, d: Matrix, has_c: bool = False
+) -> Route:
     """The same for given operands."""
+    tiling = small_tiling(spec, a, b, d, has_c)
+    if tiling is not None:
+        how = "a warp each, on tensor cores" if tiling.in_warps else "a thread for each row"
+        return Route(SMALL, f"{d.batch} products of {d.rows} x {d.columns} x {a.columns}: {how}")
     route = by_kind(spec, architecture)
     if route.path == PORTABLE:
         return route

@@ -6,7 +6,9 @@ import pytest
 
 import devkernels
 from devkernels.compiler import elf
-from devkernels.matrix import warpgroup
+from devkernels.compiler.image import Parameter
+from devkernels.kernels import gemm_kernels
+from devkernels.matrix import small, warpgroup
 from tests.sass import Sass
 
 
@@ -51,3 +53,17 @@ def test_other_dtypes_and_architectures_take_the_portable_loop():
     assert sass.count("HGMMA") == 0
     assert sass.spills == 0
     assert sass.count("FFMA") >= 16
+
+
+def test_small_products_stay_in_registers():
+    """16 x 16 in float16: two products of the tensor cores, two stores of a thread, nothing in shared or local memory."""
+    spec = devkernels.make_gemm("float16").spec
+    tiling = small.SmallTiling(16, 16, 16, "float16", "float16", "float16", "float32")
+    signature = (*(Parameter(n, "array", "float16", 3, "C") for n in "abd"), Parameter("batches", "scalar", "int64"),
+                 Parameter("alpha", "scalar", "float32"), Parameter("extra", "tuple", items=()))  # fmt: skip
+    image = devkernels.compile(gemm_kernels.small_kernel(spec, tiling, ()), signature, "sm_90")
+    sass = Sass(image)
+    assert sass.count("HMMA") == 2
+    assert sass.count("STG.E.64") == 2
+    assert sass.spills == 0
+    assert image.shared_bytes == 0

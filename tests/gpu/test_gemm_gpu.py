@@ -178,6 +178,37 @@ def test_batches(rng):
     assert bool(cupy.array_equal(plan(a[::2], b[::2]), wide[0][::2] @ wide[1][::2]))
 
 
+SMALL = [(8, 8, 8, "float32"), (16, 16, 16, "float32"), (5, 7, 3, "float32"), (1, 64, 2, "float32"), (33, 12, 64, "float32"),
+         (16, 16, 16, "float16"), (32, 32, 32, "float16"), (64, 64, 64, "float16"), (48, 16, 64, "float16"),
+         (16, 64, 32, "float16"), (9, 8, 24, "float16"), (12, 20, 8, "float64"), (3, 3, 3, "float64")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("m", "n", "k", "dtype"), SMALL)
+def test_many_small_products(m, n, k, dtype, rng):
+    """A warp each, or a row a thread; with an epilogue, one b for all, and a number that fills no block."""
+    a, b, residual = (cupy.asarray(integers(rng, (133, *s), dtype)) for s in ((m, k), (k, n), (m, n)))
+    wide = "f8" if dtype == "float64" else "f4"
+    want = (a.astype(wide) @ b.astype(wide)).astype(dtype)
+    plan = devkernels.make_gemm(dtype)
+    assert "\nsmall:" in plan.describe(a, b)
+    large = cupy.full((140, m, n), cupy.nan, dtype)
+    plan(a, b, out=large[:133])
+    assert bool(cupy.array_equal(large[:133], want))
+    assert bool(cupy.isnan(large[133:]).all())
+    assert bool(cupy.array_equal(plan(a, b[7]), (a.astype(wide) @ b[7].astype(wide)).astype(dtype)))
+    ends = devkernels.make_gemm(dtype, epilogue=("relu", "residual"))
+    wanted = cupy.maximum(2 * (a.astype(wide) @ b.astype(wide)), 0) + residual
+    assert bool(cupy.array_equal(ends(a, b, alpha=2, extra=(residual,)), wanted.astype(dtype)))
+
+
+def test_small_products_with_c_or_gaps(rng):
+    a, b = (cupy.asarray(integers(rng, s, "f4")) for s in ((40, 8, 8), (40, 8, 8)))
+    plan = devkernels.make_gemm("float32")
+    assert bool(cupy.array_equal(plan(a, b, a, beta=1), a @ b + a))
+    assert bool(cupy.array_equal(plan(a[::2], b[::2]), (a @ b)[::2]))
+    assert bool(cupy.array_equal(plan(a.swapaxes(1, 2), b), a.swapaxes(1, 2) @ b))
+
+
 def test_misaligned_views_take_the_portable_path(rng):
     plan = devkernels.make_gemm("float16", out_dtype="float32")
     large, b = cupy.asarray(integers(rng, (100, 81), "f2")), cupy.asarray(integers(rng, (80, 64), "f2"))
