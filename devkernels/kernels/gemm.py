@@ -2,8 +2,8 @@
 
 In: matrices of NumPy, CuPy or torch, and an epilogue: names of ready steps, or a plain function of (acc, row, column,
 *extra). Out: the result. Three main loops: tensor copies and warpgroup products on sm_90
-(devkernels/matrix/warpgroup.py), and a portable one for every dtype, order and architecture
-(devkernels/matrix/portable.py).
+(devkernels/matrix/warpgroup.py), small products in registers (devkernels/matrix/small.py), and a portable one for every
+dtype, order and architecture (devkernels/matrix/portable.py).
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def test_other_dtypes_and_architectures_take_the_portable_loop():
 
 
 def test_small_products_stay_in_registers():
-    """16 x 16 in float16: two products of the tensor cores, two stores of a thread, nothing in shared or local memory."""
+    """16 x 16 in float16: two products of the tensor cores, two stores of a thread, no shared or local memory."""
     spec = devkernels.make_gemm("float16").spec
     tiling = small.SmallTiling(16, 16, 16, "float16", "float16", "float16", "float32")
     signature = (*(Parameter(n, "array", "float16", 3, "C") for n in "abd"), Parameter("batches", "scalar", "int64"),

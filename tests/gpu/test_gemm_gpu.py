@@ -178,9 +178,12 @@ def test_batches(rng):
     assert bool(cupy.array_equal(plan(a[::2], b[::2]), wide[0][::2] @ wide[1][::2]))
 
 
-SMALL = [(8, 8, 8, "float32"), (16, 16, 16, "float32"), (5, 7, 3, "float32"), (1, 64, 2, "float32"), (33, 12, 64, "float32"),
-         (16, 16, 16, "float16"), (32, 32, 32, "float16"), (64, 64, 64, "float16"), (48, 16, 64, "float16"),
-         (16, 64, 32, "float16"), (9, 8, 24, "float16"), (12, 20, 8, "float64"), (3, 3, 3, "float64")]  # fmt: skip
+SMALL = [
+    (8, 8, 8, "float32"), (16, 16, 16, "float32"), (5, 7, 3, "float32"), (1, 64, 2, "float32"),
+    (33, 12, 64, "float32"), (16, 16, 16, "float16"), (32, 32, 32, "float16"), (64, 64, 64, "float16"),
+    (48, 16, 64, "float16"), (16, 64, 32, "float16"), (9, 8, 24, "float16"), (12, 20, 8, "float64"),
+    (3, 3, 3, "float64"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("m", "n", "k", "dtype"), SMALL)
