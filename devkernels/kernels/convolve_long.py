@@ -39,6 +39,22 @@ def columns_of_a_block(plan: BlockPlan) -> int:
     return count
 
 
+# Plans of 16 elements a thread for lengths whose fastest plan in one kernel has more: beside the turns, and beside other
+# columns, these would leave few threads on a multiprocessor.
+LIGHT: dict[tuple[int, str], tuple[int, ...]] = {
+    (512, "float32"): (8, 8, 8), (1024, "float32"): (16, 8, 8), (2048, "float32"): (16, 16, 8),
+}  # fmt: skip
+
+
+def light_fft(size: int, precision: str) -> BlockFFT:
+    """The transform along rows: the usual plan, or a lighter one."""
+    radices = LIGHT.get((size, precision))
+    if radices is not None:
+        return block_fft(size, precision, radices=radices)
+    # The turns need registers of their own: no limit but that of the block.
+    return dataclasses.replace(block_fft(size, precision), max_registers=None)
+
+
 def columns_fft(size: int, precision: str, **options: Any) -> BlockFFT:
     """The transform along columns: the usual plan, with several columns in a block."""
     base = block_fft(size, precision).plan
@@ -56,8 +72,7 @@ class FourStep:
         self.width = plan.size // plan.columns
         real = not dtype.startswith("complex")
         self.offset = -0.25 if real else 0.0
-        # The turns need registers of their own: no limit but that of the block.
-        self.rows = dataclasses.replace(block_fft(self.width, plan.precision), max_registers=None)
+        self.rows = light_fft(self.width, plan.precision)
         self._halves_in = real and plan.length - plan.begin > plan.size
         self._halves_filter = real and plan.taps > plan.size
         halves_out = real and plan.lead + plan.hop > plan.size
