@@ -39,8 +39,8 @@ def columns_of_a_block(plan: BlockPlan) -> int:
     return count
 
 
-# Plans of 16 elements a thread for lengths whose fastest plan in one kernel has more: beside the turns, and beside other
-# columns, these would leave few threads on a multiprocessor.
+# Plans of at most 16 elements a thread for lengths whose fastest plan in one kernel has more: with the turns beside
+# them, these would leave few threads on a multiprocessor.
 LIGHT: dict[tuple[int, str], tuple[int, ...]] = {
     (512, "float32"): (8, 8, 8), (1024, "float32"): (16, 8, 8), (2048, "float32"): (16, 16, 8),
 }  # fmt: skip

@@ -27,6 +27,8 @@ from devkernels.kernels.convolve_rows import _finish, each_sample
 from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.lazy import cuda
 
+_u = np.uint32  # divisions of 64-bit numbers cost a hundred instructions
+
 
 def _halves(dtype: str, halves: bool) -> tuple[str, ...]:
     """Parts of a complex number that take samples: all, the real one, or the first and second half of the samples."""
@@ -75,9 +77,9 @@ def columns_forward_kernel(
         live = column < pitch
         place = np.int64(cuda.threadIdx.y) * pitch + min(column, pitch - 1)
         page = np.int64(cuda.blockIdx.y)
-        segment = (plate + page) % segments
-        row = (plate + page) // segments
-        base = (row // x_inner % x_rows) * length
+        segment = np.int64(_u(plate + page) % _u(segments))
+        row = np.int64(_u(plate + page) // _u(segments))
+        base = np.int64(_u(row) // _u(x_inner) % _u(x_rows)) * length
         position = begin + segment * hop + place
         first(data, x, row, base, position, length)
         if two:
@@ -125,7 +127,7 @@ def rows_filter_kernel(fft: BlockFFT, height: int):
         live = line < height
         line = min(line, height - 1)
         page = np.int64(cuda.blockIdx.y)
-        group = (plate + page) // segments // inner % groups
+        group = np.int64(_u(plate + page) // _u(segments) // _u(inner) % _u(groups))
         base = (page * height + line) * size + thread
         load(data, work, base)
         turns(factors, row_turns, thread_turns, line, thread)
@@ -200,8 +202,8 @@ def columns_inverse_kernel(fft: BlockFFT, pitch: int, dtype: str, halves: bool, 
         load(data, work, page * points + place)
         inverse(data, shared)
         if live:
-            done = (plate + page) % segments * hop
-            row = (plate + page) // segments
+            done = np.int64(_u(plate + page) % _u(segments)) * hop
+            row = np.int64(_u(plate + page) // _u(segments))
             limit = min(hop, window - done)
             base = row * window + done
             sample = place - lead
