@@ -30,6 +30,7 @@ _PUBLIC = {
     "fft": "devkernels.device.fft",
     "fftconvolve": "devkernels.kernels.fftconvolve",
     "gemm": "devkernels.kernels.gemm",
+    "keep_nvmath_functions": "devkernels.compiler.nvmath_functions",
     "kernel": "devkernels.launch",
     "load_image": "devkernels.launch",
     "make_fftconvolve": "devkernels.kernels.fftconvolve",
@@ -59,6 +60,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from devkernels.compiler.image import KernelImage
     from devkernels.compiler.kernel import compile
+    from devkernels.compiler.nvmath_functions import keep_nvmath_functions
     from devkernels.device.fft import DeviceFFT, fft
     from devkernels.device.inline import device_function
     from devkernels.device.matmul import DeviceMatmul, matmul

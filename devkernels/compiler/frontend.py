@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from devkernels import target as targets
+from devkernels.compiler import nvmath_functions, pipelines
 from devkernels.compiler.image import Parameter
 from devkernels.errors import CompileError, SpecError, TargetError
 from devkernels.target import Target, compile_for, compiling_for
@@ -70,6 +71,8 @@ def parameter(name: str, kind: Any) -> Parameter:
 
     if isinstance(kind, types.Array):
         return Parameter(name, "array", _dtype(name, kind.dtype), kind.ndim, kind.layout)
+    if pipelines.is_pipeline(type(getattr(kind, "pipeline", None))):
+        return pipelines.parameter(name, kind.pipeline)
     if isinstance(kind, types.BaseTuple):
         return Parameter(name, "tuple", items=tuple(parameter(f"{name}[{i}]", item) for i, item in enumerate(kind)))
     return Parameter(name, "scalar", _dtype(name, kind))
@@ -82,6 +85,8 @@ def numba_type(described: Parameter) -> Any:
 
     if described.kind == "tuple":
         return types.Tuple([numba_type(item) for item in described.items])
+    if described.kind == "pipeline":
+        return pipelines.numba_type(described)
     special = {"bool": types.boolean, "bfloat16": bfloat16}
     scalar = special.get(described.dtype) or getattr(types, described.dtype, None)
     if scalar is None:
@@ -125,6 +130,7 @@ def lower(
     if compiler is None or not hasattr(compiler, "_compile_pyfunc_with_fixup"):
         raise TargetError("This process runs Numba's simulator, which cannot compile; set DEVKERNELS_TARGET=sm_90.")
     cc = (*target.cc, "a") if target.arch_specific else target.cc
+    nvmath_functions.keep_nvmath_functions()
     try:
         with _numba_compiles_for(target):
             library, _ = compiler._compile_pyfunc_with_fixup(

@@ -38,7 +38,10 @@ def itemsize(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a kernel: an array (dtype, rank, layout C, F or A), a scalar, or a tuple of such."""
+    """One parameter of a kernel: an array (dtype, rank, layout C, F or A), a scalar, or a tuple of such.
+
+    The kind ``pipeline`` is a device pipeline of nvmath.device, whose Numba type stands in `dtype`.
+    """
 
     name: str
     kind: str
@@ -57,13 +60,15 @@ class Parameter:
             return [8] * (5 + 2 * self.ndim)
         if self.kind == "tuple":
             return [size for item in self.items for size in item.slots()]
+        if self.kind == "pipeline":
+            return [8]
         size = itemsize(self.dtype)
         return [size // 2] * 2 if self.dtype.startswith("complex") else [size]
 
     def __str__(self) -> str:
         if self.kind == "tuple":
             return f"({', '.join(map(str, self.items))})"
-        if self.kind == "scalar":
+        if self.kind in ("scalar", "pipeline"):
             return self.dtype
         return f"{self.ndim}-D {self.dtype} array{'' if self.layout == 'A' else f' in {self.layout} order'}"
 

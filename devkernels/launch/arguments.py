@@ -7,9 +7,11 @@ checks one such argument and writes its words into a buffer.
 from __future__ import annotations
 
 import struct
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+from devkernels.compiler import pipelines
 from devkernels.compiler.image import Parameter, itemsize
 from devkernels.errors import ArgumentError, ArgumentTypeError
 from devkernels.launch import arrays
@@ -37,14 +39,16 @@ class Table(dict):
         ]
 
     def __missing__(self, kind: type) -> Writer:
-        make = {"array": self._for_array, "tuple": self._for_tuple, "scalar": self._for_scalar}[self._parameter.kind]
+        make = {"array": self._for_array, "tuple": self._for_tuple, "scalar": self._for_scalar,
+                "pipeline": self._for_pipeline}[self._parameter.kind]  # fmt: skip
         self[kind] = write = make(kind)
         return write
 
     def refuse(self, kind: type) -> ArgumentTypeError:
         """The error for an argument of a type, or in a memory, that the kernel cannot take."""
         parameter = self._parameter
-        article = {"array": "a", "tuple": "a tuple", "scalar": "an" if parameter.dtype[:1] == "i" else "a"}
+        article = {"array": "a", "tuple": "a tuple", "scalar": "an" if parameter.dtype[:1] == "i" else "a",
+                   "pipeline": "a"}  # fmt: skip
         wanted = f"{article[parameter.kind]} {parameter}"
         hint = ""
         if parameter.kind == "array":
@@ -79,6 +83,26 @@ class Table(dict):
                 )
             for table, value in zip(items, values, strict=True):
                 table[type(value)](value, buffer)
+
+        return write
+
+    def _for_pipeline(self, kind: type) -> Writer:
+        if not pipelines.is_pipeline(kind):
+            raise self.refuse(kind)
+        parameter, index = self._parameter, self._place.offsets[0] // 8
+        fitting: weakref.WeakSet = weakref.WeakSet()  # a pipeline never changes, and asking for its type takes long
+
+        def write(pipeline: Any, buffer: Buffer) -> None:
+            if pipeline not in fitting:
+                other = pipelines.parameter(parameter.name, pipeline)
+                if other.dtype != parameter.dtype:
+                    raise ArgumentTypeError(
+                        f"Kernel {self._kernel}: argument {parameter.name} is another pipeline than the kernel was "
+                        f"compiled for: {other}, not {parameter}.",
+                        spec=parameter,
+                    )
+                fitting.add(pipeline)
+            buffer.words64[index] = pipelines.address(pipeline)
 
         return write
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from devkernels import target as targets
+from devkernels.compiler import pipelines
 from devkernels.compiler.image import KernelImage, Parameter
 from devkernels.compiler.kernel import Options, compile_function
 from devkernels.compiler.kernel import compile as compile_kernel
@@ -173,6 +174,8 @@ class Kernel:
         scalar = arguments.inferred(type(value))
         if scalar is not None:
             return Parameter(name, "scalar", scalar)
+        if pipelines.is_pipeline(type(value)):
+            return pipelines.parameter(name, value)
         described = arrays.describe(value)
         if described is None:
             raise ArgumentTypeError(

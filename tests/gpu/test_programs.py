@@ -57,9 +57,9 @@ def test_device_functions_through_both_decorators(rng, how):
     assert np.linalg.norm(cp.asnumpy(y) - want) <= 1e-6 * np.linalg.norm(want)
 
 
-def run(code, **environment):
+def run(code, *arguments, **environment):
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         env=os.environ | {"PYTHONPATH": ":".join(sys.path), "DEVKERNELS_QUIET": "1"} | environment,
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
@@ -230,3 +230,111 @@ def test_kernels_with_nvmaths_own_objects_are_kept_too(tmp_path):
     second = run(NVMATH, DEVKERNELS_DISABLE_JIT="1", **environment)
     assert second.returncode == 0, second.stderr
     assert second.stdout.split()[-1] == "0"
+
+
+FUNCTIONS = """
+import sys, cupy as cp, numpy as np
+from nvmath.device import FFT, float32x2, float32x2_type
+import devkernels
+from devkernels import cache, cuda
+
+fft = FFT(fft_type="c2c", size=64, precision=np.float32, direction="forward", execution="Block", ffts_per_block=1)
+storage, stride, count = fft.storage_size, fft.stride, fft.elements_per_thread
+
+
+def transform(factor):
+    @devkernels.kernel
+    def kernel(x, y):
+        thread_data = cuda.local.array(storage, float32x2_type)
+        shared = cuda.shared.array(0, float32x2_type)
+        row = cuda.blockIdx.x
+        for i in range(count):
+            a = x[row, cuda.threadIdx.x + i * stride]
+            thread_data[i] = float32x2(factor * a.real, factor * a.imag)
+        fft.execute(thread_data, shared)
+        for i in range(count):
+            y[row, cuda.threadIdx.x + i * stride] = complex(thread_data[i].x, thread_data[i].y)
+
+    return kernel
+
+
+x = cp.random.standard_normal((5, 128)).astype(np.float32).view(np.complex64)
+for factor in map(np.float32, sys.argv[1:]):
+    y = cp.full_like(x, np.nan)
+    transform(factor)[5, tuple(fft.block_dim), None, fft.shared_memory_size](x, y)
+    assert float(cp.linalg.norm(y - factor * cp.fft.fft(x)) / cp.linalg.norm(y)) < 1e-5
+print(cache.counts("nvmath")["builds"], cache.counts("kernel")["builds"])
+"""
+
+
+def test_functions_of_nvmath_are_compiled_once_for_all_kernels(tmp_path):
+    """Two kernels in one process, and a third kernel in another process, call the same transform."""
+    pytest.importorskip("nvmath")
+    environment = {"DEVKERNELS_CACHE_DIR": str(tmp_path)}
+    for factors, builds in (("1 2", "1 2"), ("3", "0 1"), ("1 2 3", "0 0")):
+        result = run(FUNCTIONS, *factors.split(), **environment)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.split() == builds.split(), (factors, result.stdout)
+
+
+PIPELINE = """
+import sys, time, cupy as cp, numpy as np
+import nvmath.device
+from nvmath.device import Matmul, axpby
+from nvmath.device.common import make_tensor
+from nvmath.device.cublasdx_backend import MAX_ALIGNMENT
+import devkernels
+from devkernels import cache, cuda
+
+started = time.perf_counter()
+devkernels.keep_nvmath_functions()
+M, N, K, TILE_M, TILE_N, TILE_K = 256, 384, 128, 128, 128, 32
+extra = float(sys.argv[1])
+mm = Matmul(
+    size=(TILE_M, TILE_N, TILE_K), precision=(np.float16, np.float16, np.float32), data_type="real",
+    arrangement=("row_major", "col_major", "row_major"), alignment=MAX_ALIGNMENT, execution="Block", block_size=128,
+    with_pipeline=True, enable_input_streaming=True,
+)
+rng = np.random.default_rng()
+a, b = (rng.integers(-4, 5, shape).astype(np.float16) for shape in ((M, K), (N, K)))
+c = rng.integers(-4, 5, (M, N)).astype(np.float32)
+
+
+@devkernels.kernel(launch_bounds=128)
+def gemm(alpha, beta, c, pipeline):
+    shared = cuda.shared.array(shape=(0,), dtype=np.byte, alignment=pipeline.buffer_alignment)
+    i, j = cuda.blockIdx.x, cuda.blockIdx.y
+    tile = make_tensor(c[i * TILE_M : (i + 1) * TILE_M, j * TILE_N : (j + 1) * TILE_N], mm.get_layout_gmem_c(N))
+    products = pipeline.get_tile(shared, i, j)
+    accumulator = mm.suggest_accumulator()
+    products.execute(accumulator)
+    if accumulator.is_thread_active():
+        before = accumulator.make_partition_and_copy(tile)
+        axpby(extra * alpha, accumulator.get_results(), beta, before)
+        accumulator.partition_and_copy(before, tile)
+    products._del()
+
+
+on_gpu = cp.asarray(c)
+pipeline = mm.suggest_device_pipeline(2, cp.asarray(a), cp.asarray(b).T)
+launch = gemm[(M // TILE_M, N // TILE_N), tuple(pipeline.block_dim), None, pipeline.buffer_size]
+launch(2.0, 3.0, on_gpu, pipeline)
+want = 2 * extra * (a.astype(np.float64) @ b.T.astype(np.float64)) + 3 * c  # small integers: exact in any order
+np.testing.assert_array_equal(cp.asnumpy(on_gpu), want)
+print(f"{time.perf_counter() - started:.1f} s", cache.counts("nvmath"), cache.counts("kernel"), file=sys.stderr)
+print(cache.counts("nvmath")["builds"], cache.counts("kernel")["builds"])
+"""
+
+
+def test_pipelined_products_compile_each_function_once(tmp_path):
+    """A kernel that takes a DevicePipeline; then another kernel; then both forbidden to compile anything."""
+    pytest.importorskip("nvmath")
+    environment = {"DEVKERNELS_CACHE_DIR": str(tmp_path)}
+    first = run(PIPELINE, "1", **environment)
+    assert first.returncode == 0, first.stderr
+    functions, kernels = map(int, first.stdout.split())
+    assert (functions > 3, kernels) == (True, 1)  # nvmath asks for each several times
+    for extra, disabled, builds in (("2", "0", "0 1"), ("1", "1", "0 0"), ("2", "1", "0 0")):
+        later = run(PIPELINE, extra, DEVKERNELS_DISABLE_JIT=disabled, **environment)
+        assert later.returncode == 0, later.stderr
+        assert later.stdout.split() == builds.split(), (later.stdout, later.stderr)
