@@ -1,4 +1,7 @@
-"""Factories for bench/images.py: ``devkernels build bench._image_factory:convolutions --target sm_90 -o FOLDER``."""
+"""A kernel with two FFTs, and a factory of its images, which bench/images.py runs.
+
+``devkernels build bench._image_factory:convolutions --target sm_90 -o FOLDER``
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from devkernels import cuda
 SIZES = (128, 1024)
 
 
-def _convolution(size):
+def two_ffts(size):
+    """A transform and a kernel, y = inverse(forward(x) * h) in one launch, for each row of x."""
     forward = devkernels.fft(fft_type="c2c", size=size, precision=np.float32, direction="forward")
     inverse = forward.inverse()
     storage, value_type = forward.storage_size, forward.value_type
@@ -27,6 +31,11 @@ def _convolution(size):
         inverse(thread_data, shared)
         inverse.store(thread_data, y, row)
 
+    return forward, convolve
+
+
+def _convolution(size):
+    forward, convolve = two_ffts(size)
     _, block, _, shared_bytes = forward.launch(rows=1)
     notes = {"size": size, "rows_per_block": forward.ffts_per_block, "block": list(block), "shared": shared_bytes}
     return convolve, "void(complex64[:,::1], complex64[::1], complex64[:,::1])", notes

@@ -1,7 +1,7 @@
 """Compiling in a worker process: for the simulator, which has no compiler, and for a second architecture.
 
 In: a kernel and what to compile it for. Out: its `KernelImage`. The kernel travels by cloudpickle; functions that the
-simulator has wrapped arrive as ``@cuda.jit`` functions.
+simulator has wrapped arrive as ``@cuda.jit`` functions. The other half is in `devkernels.compiler.worker`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from devkernels import cache
-from devkernels.compiler.image import KernelImage, pack, unpack
+from devkernels.compiler import functions
+from devkernels.compiler.image import KernelImage, unpack
 from devkernels.errors import TargetError
 from devkernels.target import Target
 
@@ -27,8 +28,6 @@ def compile_elsewhere(
     TargetError
         The kernel refers to something that cannot be sent to another process.
     """
-    from devkernels.compiler import functions
-
     try:
         payload = _dump((function, signature, target, options, notes))
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
@@ -41,15 +40,6 @@ def compile_elsewhere(
     for (kind, event), number in counts.items():
         cache.count(kind, event, number)
     return unpack(data)[0]
-
-
-def serve(payload: bytes) -> tuple[bytes, dict]:
-    """The worker's half: compile what `compile_elsewhere` sent."""
-    from devkernels.compiler.kernel import compile_function
-
-    function, signature, target, options, notes = pickle.loads(payload)
-    image = compile_function(function, signature, target, options, notes)
-    return pack([image]), dict(cache._counts)
 
 
 def _dump(value: object) -> bytes:

@@ -22,6 +22,7 @@ _CC_MAJOR, _CC_MINOR, _SHARED_OPTIN, _MULTIPROCESSORS = 75, 76, 97, 16  # of a d
 _POINTER_MEMORY_TYPE, _POINTER_ORDINAL, _POINTER_MANAGED = 2, 9, 8
 _HOST_MEMORY = 1
 _EVENT_DISABLE_TIMING = 2
+_CAPTURE_RELAXED = 2
 
 _void_p, _int, _uint = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
 
@@ -190,13 +191,28 @@ def multiprocessors(device: int) -> int:
     return _device_attribute(device, _MULTIPROCESSORS)
 
 
+@contextlib.contextmanager
+def _loading_while_capturing() -> Iterator[None]:
+    """Within this block, this thread may load code although some stream is being captured.
+
+    A capture forbids what could wait for the GPU in a way that a graph cannot hold; loading code for a launch that is
+    being captured is none of that, and what the first launch of a kernel always needs.
+    """
+    mode = _int(_CAPTURE_RELAXED)
+    check(library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "Preparing to load a kernel")
+    try:
+        yield
+    finally:
+        library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
 class Function:
     """A kernel loaded on one device; `handle` is what cuLaunchKernel takes."""
 
     def __init__(self, cubin: bytes, symbol: str, device: int):
         self.device = device
         driver, module, handle = library(), _void_p(), _void_p()
-        with current(device):
+        with current(device), _loading_while_capturing():
             status = driver.cuModuleLoadData(ctypes.byref(module), cubin)
             if status in _UNLOADABLE:
                 version = _int()

@@ -187,24 +187,28 @@ def _bound(launch: Launch, values: tuple) -> Callable[[], None]:
     current: Callable[[], int] | None = None
     if fixed is None and loaded.leading is not None:
         current = loaded.current_streams[type(values[loaded.leading])]
-    if current is None and fixed is None:  # a library without current streams: the array says, or nobody does
-        current = lambda: loaded.stream_of(values)  # noqa: E731
-    if fixed is not None:
-        configuration = configurations[fixed]
+    if current is None:  # a stream that was given; or a library without current streams: the array says, or nobody does
+        current = (lambda: loaded.stream_of(values)) if fixed is None else (lambda: fixed)
 
-        def again_bound() -> None:
-            if status := entry(configuration, handle, words, null):
-                again(status, fixed, buffer)
-
-        again_bound.arguments = values, buffer  # kept alive
-        return again_bound
-
-    def again_on_the_current_stream() -> None:
+    def on_the_current_stream() -> None:
         if status := entry(configurations[current()], handle, words, null):
             again(status, current(), buffer)
 
-    again_on_the_current_stream.arguments = values, buffer
-    return again_on_the_current_stream
+    def on_a_stream() -> None:
+        if status := entry(configuration, handle, words, null):
+            again(status, fixed, buffer)
+
+    def after_producers() -> None:
+        loaded.order(values, current())
+        on_the_current_stream()
+
+    run = on_the_current_stream if fixed is None else on_a_stream
+    if fixed is not None:
+        configuration = configurations[fixed]
+    if any(type(value) in loaded.foreign and arrays.producer(value) is not None for value in values):
+        run = after_producers
+    run.arguments = values, buffer  # kept alive
+    return run
 
 
 class Bound:

@@ -383,6 +383,55 @@ def test_cupy_graph_shows_that_the_current_stream_is_used(rng, bound):
     assert_axpy(cp.asnumpy(y), cp.asnumpy(x), 2)
 
 
+def fresh_kernel():
+    """A kernel that no other test has loaded."""
+
+    @devkernels.kernel(signature="void(float32[::1], float32[::1], float32, int32)")
+    def axpy_of_its_own(x, y, a, n):
+        shared = cuda.shared.array(0, float32)
+        i = cuda.grid(1)
+        if i < n:
+            shared[cuda.threadIdx.x] = a * x[i]
+            y[i] = shared[cuda.threadIdx.x] + float32(1)
+
+    return axpy_of_its_own
+
+
+@pytest.mark.parametrize("shared", [4 * BLOCK, 100 << 10])
+def test_first_launch_of_all_inside_a_capture_of_cupy(rng, shared):
+    """The kernel is compiled, loaded, and opts in to its shared memory while the stream is captured."""
+    x, y = cp.asarray(data(rng)), nan()
+    kernel = fresh_kernel()
+    stream = cp.cuda.Stream(non_blocking=True)
+    cp.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        kernel[GRID, BLOCK, None, shared](x, y, 2, N)
+        graph = stream.end_capture()
+    cp.cuda.Device().synchronize()
+    assert bool(cp.isnan(y).all())
+    graph.launch(stream)
+    stream.synchronize()
+    assert_axpy(cp.asnumpy(y), cp.asnumpy(x), 2)
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_first_launch_of_all_inside_a_capture_of_torch(rng, mode):
+    """Even where the capture forbids the whole process what it calls unsafe."""
+    x = torch_array(data(rng))
+    y = torch.full((N,), float("nan"), device="cuda")
+    kernel = fresh_kernel()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        kernel[GRID, BLOCK, None, 100 << 10](x, y, 2, N)
+    torch.cuda.synchronize()
+    assert bool(torch.isnan(y).all())
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_axpy(y.cpu().numpy(), x.cpu().numpy(), 2)
+
+
 @pytest.mark.parametrize("bound", [False, True])
 def test_torch_graph_shows_that_the_current_stream_is_used(rng, bound):
     x = torch_array(data(rng))
@@ -400,7 +449,8 @@ def test_torch_graph_shows_that_the_current_stream_is_used(rng, bound):
     assert_axpy(y.cpu().numpy(), x.cpu().numpy(), 2)
 
 
-def test_waits_for_the_stream_that_an_array_names(rng):
+@pytest.mark.parametrize("bound", [False, True])
+def test_waits_for_the_stream_that_an_array_names(bound):
     """A slow producer on one stream, our launch on another."""
     producer, consumer = cp.cuda.Stream(non_blocking=True), cp.cuda.Stream(non_blocking=True)
     size = 1 << 26
@@ -409,7 +459,16 @@ def test_waits_for_the_stream_that_an_array_names(rng):
     with producer:
         for _ in range(20):
             x += 1
-    axpy[-(-size // BLOCK), BLOCK, consumer](Interface(x, producer.ptr), y, 1, size)
+    if bound:
+        launch = axpy[-(-size // BLOCK), BLOCK, consumer].bind(Interface(x, producer.ptr), y, 1, size)
+        launch()
+        with producer:
+            for _ in range(20):
+                x += 1
+            x -= 20
+        launch()
+    else:
+        axpy[-(-size // BLOCK), BLOCK, consumer](Interface(x, producer.ptr), y, 1, size)
     consumer.synchronize()
     assert bool((y == 21).all())
 

@@ -1,16 +1,16 @@
 """Whole programs on a GPU: device functions in kernels, images without a compiler, second processes."""
 
 import os
-import pathlib
 import subprocess
 import sys
 
 import cupy as cp
 import numpy as np
 import pytest
-from numba import complex64, cuda
+from numba import cuda
 
 import devkernels
+from bench._image_factory import two_ffts
 from devkernels import cache
 from devkernels.errors import ImageError, JitDisabledError
 from devkernels.launch import driver
@@ -24,30 +24,10 @@ def data(rng, shape):
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def two_fft_kernel(size):
-    forward = devkernels.fft(fft_type="c2c", size=size, precision=np.float32, direction="forward")
-    inverse = forward.inverse()
-    storage = forward.storage_size
-
-    def convolve(x, h, y):
-        thread_data = cuda.local.array(storage, complex64)
-        shared = cuda.shared.array(0, complex64)
-        row = forward.row()
-        forward.load(x, row, thread_data)
-        forward(thread_data, shared)
-        for i in range(storage):
-            thread_data[i] = thread_data[i] * h[forward.index(i)]
-        cuda.syncthreads()
-        inverse(thread_data, shared)
-        inverse.store(thread_data, y, row)
-
-    return forward, convolve
-
-
 @pytest.mark.parametrize("how", ["devkernels", "numba"])
 def test_device_functions_through_both_decorators(rng, how):
     rows, size = 33, 256
-    forward, function = two_fft_kernel(size)
+    forward, function = two_ffts(size)
     x = (rng.standard_normal((rows, size)) + 1j * rng.standard_normal((rows, size))).astype(np.complex64)
     h = (rng.standard_normal(size) + 1j * rng.standard_normal(size)).astype(np.complex64)
     y = nan((rows, size), np.complex64)
@@ -76,7 +56,7 @@ sys.meta_path.insert(0, Blocker())
 
 
 def test_image_in_a_process_without_any_compiler(rng, tmp_path):
-    forward, function = two_fft_kernel(128)
+    forward, function = two_ffts(128)
     image = devkernels.compile(
         function, "void(complex64[:,::1], complex64[::1], complex64[:,::1])",
         notes={"launch": [list(part) if isinstance(part, tuple) else part for part in forward.launch(rows=50)]},
@@ -117,8 +97,8 @@ SECOND = """
 import sys, cupy as cp, numpy as np
 import devkernels
 from devkernels import cache
-from tests_of_launch import two_fft_kernel
-forward, function = two_fft_kernel(64)
+from bench._image_factory import two_ffts
+forward, function = two_ffts(64)
 kernel = devkernels.kernel(function)
 x = cp.random.standard_normal((4, 128)).astype(np.float32).view(np.complex64)
 h, y = x[0].copy(), cp.full_like(x, np.nan)
@@ -130,15 +110,29 @@ print(cache.counts()["builds"])
 
 
 def test_second_process_compiles_nothing(tmp_path):
-    (tmp_path / "tests_of_launch.py").write_text(pathlib.Path(__file__).read_text())
-    environment = {"DEVKERNELS_CACHE_DIR": str(tmp_path / "cache"),
-                   "PYTHONPATH": ":".join([str(tmp_path), *sys.path])}  # fmt: skip
+    environment = {"DEVKERNELS_CACHE_DIR": str(tmp_path / "cache")}
     first = run(SECOND, **environment)
     assert first.returncode == 0, first.stderr
     assert int(first.stdout) == 3  # two device functions and the kernel
     second = run(SECOND, DEVKERNELS_DISABLE_JIT="1", **environment)
     assert second.returncode == 0, second.stderr
     assert int(second.stdout) == 0
+
+
+def test_sixteen_processes_at_once_compile_each_function_once(tmp_path):
+    """All start on an empty cache; two device functions and the kernel are built by one of them each."""
+    environment = os.environ | {
+        "PYTHONPATH": ":".join(sys.path), "DEVKERNELS_QUIET": "1", "DEVKERNELS_CACHE_DIR": str(tmp_path)}  # fmt: skip
+    code = SECOND.replace("print(", "print(cache.counts('ltoir')['builds'], cache.counts('kernel')['builds'], ")
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(16)
+    ]  # fmt: skip
+    answers = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 16, [error[-500:] for _, error in answers]
+    functions, kernels, all_builds = zip(*(map(int, out.split()) for out, _ in answers), strict=True)
+    assert (sum(functions), sum(kernels), sum(all_builds)) == (2, 1, 3)
 
 
 def test_disabled_jit_names_the_kernel(monkeypatch):
