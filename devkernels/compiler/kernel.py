@@ -171,7 +171,7 @@ def _process_key(function: Callable) -> str:
 def _build(
     function: Callable, given: object, signature: Signature, target: Target, options: Options, notes: dict | None
 ) -> KernelImage:
-    from devkernels.compiler import frontend, functions, keys, link
+    from devkernels.compiler import frontend, functions, keys, link, nvmath_functions
 
     started = functions.start(keys.device_objects(function), target)  # before Numba is imported, which takes a second
     if signature.exact:
@@ -183,6 +183,7 @@ def _build(
         launch_bounds=options.launch_bounds,
     )  # fmt: skip
     codes = [("ltoir", lowered.ltoir), *functions.gather(lowered.linked, target, started)]
+    target = nvmath_functions.link_target((content for _, content in codes), target)
     cubin = link.link(codes, target, name=function.__name__, max_registers=options.max_registers,
                       lineinfo=options.lineinfo)  # fmt: skip
     return KernelImage.of(cubin, lowered.symbol, function.__name__, target, signature.parameters, lowered.cooperative,

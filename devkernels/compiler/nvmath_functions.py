@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from devkernels import cache, versions
 from devkernels.canonical import digest
+from devkernels.target import Target
 
 KIND = "nvmath"
 _MODULE = "nvmath.bindings.mathdx"
@@ -47,6 +49,18 @@ def keep_nvmath_functions() -> bool:
     return True
 
 
+def link_target(contents: Iterable[bytes], target: Target) -> Target:
+    """The architecture to link for: ``sm_90a`` where sm_90 is asked for, if code for it is among `contents`.
+
+    nvmath.device compiles for ``sm_90a`` on a Hopper GPU, whatever the kernel around it is compiled for, because the
+    quick matrix instructions exist only there.
+    """
+    kept = getattr(sys.modules.get(_MODULE), "_devkernels_kept", None)
+    if kept is None or target.arch_specific or not any(content in kept.arch_specific for content in contents):
+        return target
+    return replace(target, arch_specific=True)
+
+
 class _Kept:
     """The calls of libmathdx's binding that lead from a description to LTO-IR, with the cache between."""
 
@@ -54,6 +68,8 @@ class _Kept:
         self._mathdx = mathdx
         self._options: dict[int, list[tuple]] = {}  # of each code object, in the order in which they were set
         self._found: dict[int, tuple[int, bytes]] = {}  # version of the instruction set, LTO-IR
+        self.arch_specific: set[bytes] = set()  # LTO-IR for sm_90a and the like
+        self._specific_codes: set[int] = set()
         self._size, self._read = mathdx.commondx_get_code_ltoir_size, mathdx.commondx_get_code_ltoir
         self._number = mathdx.commondx_get_code_option_int64
         replaced = {
@@ -78,6 +94,7 @@ class _Kept:
     def _created(self, original: Callable) -> int:
         code = original()
         self._options[code] = []  # the handle may be that of a code object that is gone
+        self._specific_codes.discard(code)
         self._found.pop(code, None)
         return code
 
@@ -88,6 +105,8 @@ class _Kept:
 
     def _option_set(self, original: Callable, code: int, option: int, *values: Any) -> None:
         original(code, option, *values)
+        if option == self._mathdx.CommondxOption.TARGET_SM and values[0] == 2:  # 900, and the mark of sm_90a
+            self._specific_codes.add(code)
         plain = [tuple(value) if isinstance(value, list) else value for value in values]
         self._options.setdefault(code, []).append((int(option), [str(value) for value in plain]))
 
@@ -125,6 +144,8 @@ class _Kept:
         key = digest("nvmath", library, symbols, self._options.get(code, []), known)
         data = cache.get_or_build(KIND, key, build, spec=f"{library} function {', '.join(symbols)} of nvmath.device")
         self._found[code] = struct.unpack_from("<q", data)[0], data[8:]
+        if code in self._specific_codes:
+            self.arch_specific.add(data[8:])
 
     def _size_of(self, original: Callable, code: int) -> int:
         return len(self._found[code][1]) if code in self._found else original(code)

@@ -8,6 +8,7 @@ import pytest
 from devkernels import cache
 from devkernels.compiler import nvmath_functions
 from devkernels.errors import JitDisabledError
+from devkernels.target import Target
 
 SYMBOL, ISA, TARGET, ARGUMENTS = 7, 1, 2, 3
 
@@ -174,3 +175,17 @@ def test_disabled_jit_names_the_function(binding, monkeypatch):
     with pytest.raises(JitDisabledError, match="cufftdx function missing of nvmath"):
         compile_with(binding, ["missing"])
     assert binding.compiled == ["there"]
+
+
+def test_code_for_one_architecture_only_is_linked_for_it(binding):
+    """nvmath compiles for sm_90a on a Hopper GPU; a kernel that links such code must be linked for it too."""
+    here, special = Target(9, 0), Target(9, 0, True)
+    assert nvmath_functions.link_target([b"anything"], here) == here
+    nvmath_functions.keep_nvmath_functions()
+    for _ in range(2):
+        for_all, _ = compile_with(binding, ["f"])
+        for_one, _ = compile_with(binding, ["g"], sm=(900, 1))
+        assert nvmath_functions.link_target([b"kernel", for_all], here) == here
+        assert nvmath_functions.link_target([b"kernel", for_all, bytes(bytearray(for_one))], here) == special
+        assert nvmath_functions.link_target([for_one], special) == special
+        cache.forget()  # found on disk the second time
