@@ -90,37 +90,41 @@ def main() -> int:
 
     surroundings, failures = harness.environment(options.commit), 0
     for program in options.program or PROGRAMS:
-        rows = []
         with tempfile.TemporaryDirectory() as folder:
-            image, bytecode = f"{folder}/kernel.dkimage", f"{folder}/bytecode"
-            filling, _, *arrays = PROGRAMS[program]["devkernels, empty cache"]
-            run(filling, f"{folder}/full", image, bytecode, *arrays)  # fills the cache, and writes the image
-            for contender, (child, state, *arrays) in PROGRAMS[program].items():
-                if options.warm and state != "full":
-                    continue
-                repeats = options.repeats + 1 if state == "full" else options.cold_repeats
-                runs = []
-                for repeat in range(repeats):
-                    place = "full" if state == "full" else f"empty-{len(rows)}-{repeat}"
-                    kept = image if "image" in child else ""
-                    runs.append(run(child, f"{folder}/{place}", kept, bytecode, *arrays))
-                if state == "full":
-                    runs = runs[1:]  # the first has written the bytecode of its imports
-                failed = next((one for one in runs if "failed" in one), None)
-                row = {"case": {"program": program}, "contender": contender, **surroundings, "processes": len(runs)}
-                if failed is not None:
-                    row["failed"], failures = failed["failed"], failures + 1
-                else:
-                    for key in ("ms", "first_result_ms"):
-                        row[key] = harness.percentiles([one[key] for one in runs])
-                    middle = sorted(runs, key=lambda one: one["ms"])[len(runs) // 2]
-                    row |= {key: middle[key] for key in ("stages_ms", "error", "builds", "numba_imported")}
-                rows.append(row)
-                shown = ("case", "contender", "ms", "first_result_ms", "stages_ms", "builds", "failed")
-                print(json.dumps({key: row.get(key) for key in shown}), flush=True)
-        folder_of_results = options.results or harness.RESULTS
-        print(harness.merge_rows("start", rows, folder_of_results))
+            measured = measure(program, folder, options.repeats, 0 if options.warm else options.cold_repeats)
+        rows = []
+        for contender, runs in measured.items():
+            row = {"case": {"program": program}, "contender": contender, **surroundings, "processes": len(runs)}
+            failed = next((one for one in runs if "failed" in one), None)
+            if failed is not None:
+                row["failed"], failures = failed["failed"], failures + 1
+            else:
+                for key in ("ms", "first_result_ms"):
+                    row[key] = harness.percentiles([one[key] for one in runs])
+                middle = sorted(runs, key=lambda one: one["first_result_ms"])[len(runs) // 2]
+                row |= {key: middle[key] for key in ("stages_ms", "error", "builds", "numba_imported")}
+            rows.append(row)
+            shown = ("case", "contender", "ms", "first_result_ms", "stages_ms", "builds", "failed")
+            print(json.dumps({key: row.get(key) for key in shown}), flush=True)
+        print(harness.merge_rows("start", rows, options.results or harness.RESULTS))
     return 1 if failures else 0
+
+
+def measure(program: str, folder: str, repeats: int, cold_repeats: int) -> dict[str, list[dict]]:
+    """What the processes of a program measured, by contender; those that start warm take turns."""
+    image, bytecode = f"{folder}/kernel.dkimage", f"{folder}/bytecode"
+    filling, _, *arrays = PROGRAMS[program]["devkernels, empty cache"]
+    run(filling, f"{folder}/full", image, bytecode, *arrays)  # fills the cache, and writes the image
+    measured: dict[str, list[dict]] = {contender: [] for contender in PROGRAMS[program]}
+    for turn in range(repeats + 1):
+        for contender, (child, state, *arrays) in PROGRAMS[program].items():
+            if state == "full":
+                found = run(child, f"{folder}/full", image if "image" in child else "", bytecode, *arrays)
+                if turn or "failed" in found:  # the first turn writes the bytecode of what is imported
+                    measured[contender].append(found)
+            elif turn < cold_repeats:
+                measured[contender].append(run(child, f"{folder}/{child}-{turn}", "", bytecode, *arrays))
+    return {contender: runs for contender, runs in measured.items() if runs}
 
 
 if __name__ == "__main__":
