@@ -28,7 +28,7 @@ Writer = Callable[[Any, Buffer], None]
 class Table(dict):
     """Type of an argument -> function(argument, buffer). Missing types are worked out once, or refused."""
 
-    def __init__(self, parameter: Parameter, place: Place, kernel: str, device: int, strict: bool, foreign: list):
+    def __init__(self, parameter: Parameter, place: Place, kernel: str, device: int, strict: bool, foreign: dict):
         super().__init__()
         self._parameter, self._place, self._kernel = parameter, place, kernel
         self._device, self._strict, self._foreign = device, strict, foreign
@@ -66,7 +66,7 @@ class Table(dict):
     def _for_array(self, kind: type) -> Writer:
         write = arrays.writer(kind, self._array, self._device, self.refuse)
         if not (arrays.is_cupy(kind) or arrays.is_torch(kind)):
-            self._foreign.append(kind)
+            self._foreign[kind] = arrays.producer_of(kind)
         return write
 
     def _for_tuple(self, kind: type) -> Writer:

@@ -120,13 +120,14 @@ def _numba_writer(words: Any, device: int) -> Callable[[Any, Buffer], None]:
     if words.parameter.dtype == "bfloat16":
         raise words.dtype_error("that Numba's arrays have")
     dtype, misaligned, address = numpy.dtype(words.parameter.dtype), words.misaligned, words.address
+    several = driver.device_count() > 1
 
     def write(array: Any, buffer: Buffer) -> None:
         if array.dtype != dtype:
             raise words.dtype_error(array.dtype)
         memory = array.gpu_data
         pointer = int(memory.device_pointer)
-        if pointer and memory.context.device.id != device:
+        if several and pointer and memory.context.device.id != device:
             raise ElsewhereError
         if pointer & misaligned:
             raise words.alignment_error(pointer)
@@ -224,12 +225,11 @@ def _from_dlpack(array: Any) -> View:
     return View((tensor.data or 0) + tensor.byte_offset, shape, strides, name, int(ordinal), None, capsule)
 
 
-def producer(array: Any) -> int | None:
-    """The stream that an array of neither CuPy nor torch says it is written on; None if it says nothing."""
-    if is_numba(type(array)):
-        return streams.handle(array.stream)
-    interface = getattr(array, "__cuda_array_interface__", None)
-    return None if interface is None else interface.get("stream")
+def producer_of(kind: type) -> Callable[[Any], int | None]:
+    """Function(array) that gives the stream on which an array of neither CuPy nor torch is written, if it says so."""
+    if is_numba(kind):
+        return lambda array: streams.handle(array.stream)
+    return lambda array: (getattr(array, "__cuda_array_interface__", None) or {}).get("stream")
 
 
 def current_stream(kind: type, device: int) -> Callable[[], int] | None:

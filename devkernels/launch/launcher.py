@@ -205,7 +205,8 @@ def _bound(launch: Launch, values: tuple) -> Callable[[], None]:
     run = on_the_current_stream if fixed is None else on_a_stream
     if fixed is not None:
         configuration = configurations[fixed]
-    if any(type(value) in loaded.foreign and arrays.producer(value) is not None for value in values):
+    foreign = [(loaded.foreign[type(value)], value) for value in values if type(value) in loaded.foreign]
+    if any(producer_of(value) is not None for producer_of, value in foreign):
         run = after_producers
     run.arguments = values, buffer  # kept alive
     return run

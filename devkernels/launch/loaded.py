@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 from devkernels.compiler import image as images
 from devkernels.compiler.image import KernelImage
@@ -34,7 +35,8 @@ class Loaded:
         images.choose([image], driver.architecture(device), "This image")
         self.image, self.device = image, device
         self.function = driver.Function(image.cubin, image.symbol, device)
-        self.foreign: list[type] = []  # array types seen that are neither CuPy's nor torch's
+        # array types seen that are neither CuPy's nor torch's -> function(array) that gives the stream of its producer
+        self.foreign: dict[type, Callable[[Any], int | None]] = {}
         self.places = places(image.parameters)
         self.tables = [
             arguments.Table(parameter, place, image.name, device, strict, self.foreign)
@@ -72,7 +74,9 @@ class Loaded:
             return streams.LEGACY_DEFAULT
         array = values[self.leading]
         current = self.current_streams[type(array)]
-        return current() if current is not None else arrays.producer(array) or streams.LEGACY_DEFAULT
+        if current is not None:
+            return current()
+        return self.foreign[type(array)](array) or streams.LEGACY_DEFAULT
 
     def pack(self, values: tuple, buffer: Buffer) -> None:
         """Check the arguments and write their words into a buffer."""
@@ -100,8 +104,8 @@ class Loaded:
     def order(self, values: tuple, stream: int) -> None:
         """Wait for producers: arrays with ``__cuda_array_interface__`` may say which stream writes them."""
         for value in values:
-            if type(value) in self.foreign:
-                producer = arrays.producer(value)
+            if (producer_of := self.foreign.get(type(value))) is not None:
+                producer = producer_of(value)
                 if producer is not None and producer != stream:
                     driver.order_after(producer, stream, self.device)
 

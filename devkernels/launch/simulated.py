@@ -76,7 +76,7 @@ class SimulatedLaunch:
                 )
             return tuple(map(self._converted, parameter.items, value))
         (place,) = places((parameter,))
-        table = arguments.Table(parameter, place, kernel, 0, False, [])
+        table = arguments.Table(parameter, place, kernel, 0, False, {})
         _ = table[type(value)]  # refuses what a GPU launch would refuse
         try:
             return numpy.dtype(parameter.dtype).type(value)

@@ -78,7 +78,7 @@ def test_scalars_become_the_words_of_their_type(dtype, values):
     around = Parameter("b", "scalar", "int8"), Parameter("c", "scalar", "float64")
     parameters = (around[0], Parameter("a", "scalar", dtype), around[1])
     where = places(parameters)
-    tables = [arguments.Table(p, place, "k", 0, False, []) for p, place in zip(parameters, where, strict=True)]
+    tables = [arguments.Table(p, place, "k", 0, False, {}) for p, place in zip(parameters, where, strict=True)]
     for value in values:
         buffer = Buffer(parameters)
         for table, one in zip(tables, (5, value, 0.25), strict=True):
@@ -102,7 +102,7 @@ def test_scalars_of_other_kinds_are_refused(dtype, value):
 
 
 def table_of(parameter, strict=False):
-    return arguments.Table(parameter, places((parameter,))[0], "k", 0, strict, [])
+    return arguments.Table(parameter, places((parameter,))[0], "k", 0, strict, {})
 
 
 def test_strict_scalars_take_only_their_own_type():

@@ -37,7 +37,7 @@ def test_written_as_the_address_of_the_storage():
     first, second = DevicePipeline(128, 4096), DevicePipeline(128, 8192)
     parameters = (Parameter("n", "scalar", "int32"), pipelines.parameter("p", first))
     assert image.layout(parameters) == [(0, 4), (8, 8)]
-    table = arguments.Table(parameters[1], places(parameters)[1], "gemm", 0, True, [])
+    table = arguments.Table(parameters[1], places(parameters)[1], "gemm", 0, True, {})
     buffer = Buffer(parameters)
     for pipeline in (first, second, first):
         table[type(pipeline)](pipeline, buffer)
@@ -47,7 +47,7 @@ def test_written_as_the_address_of_the_storage():
 def test_another_pipeline_is_refused_and_so_is_anything_else():
     own, other = DevicePipeline(128, 4096), DevicePipeline(64, 8192)
     parameter = pipelines.parameter("p", own)
-    table, buffer = arguments.Table(parameter, places((parameter,))[0], "gemm", 0, True, []), Buffer((parameter,))
+    table, buffer = arguments.Table(parameter, places((parameter,))[0], "gemm", 0, True, {}), Buffer((parameter,))
     table[DevicePipeline](own, buffer)
     with pytest.raises(ArgumentTypeError, match=r"another pipeline .*tile=64.*, not .*tile=128"):
         table[DevicePipeline](other, buffer)

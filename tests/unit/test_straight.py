@@ -80,7 +80,7 @@ class Way:
     def written(self, values, buffer):
         """What the general way writes."""
         for parameter, place, value in zip(self.loaded.image.parameters, self.loaded.places, values, strict=True):
-            arguments.Table(parameter, place, "k", 0, False, [])[type(value)](value, buffer)
+            arguments.Table(parameter, place, "k", 0, False, {})[type(value)](value, buffer)
         return bytes(buffer.memory)
 
 
