@@ -55,7 +55,7 @@ def kernel(
     -------
     Kernel
         Launch it with ``k[grid, block, stream, shared](*arguments)`` or ``k[f.launch(rows=...)](*arguments)``; for
-        repeated launches ``k[grid, block].bind(*arguments)`` gives a callable that costs half as much.
+        repeated launches ``k[grid, block].bind(*arguments)`` gives a callable that only makes the driver's call.
 
     Raises
     ------

@@ -37,9 +37,8 @@ class Launcher:
     -----
     Every argument is checked: dtype, rank, layout, alignment, device. Grid and block are checked against the limits of
     kernel and device. Dynamic shared memory above 48 KB is opted in to. Without a stream, the launch goes to the
-    current stream of the library of the first array. A launch can be captured in a CUDA graph, once the kernel is
-    loaded (launch it once before). As with CuPy and torch, arrays may be dropped after the launch; their libraries
-    keep the memory until the stream has passed it.
+    current stream of the library of the first array. A launch can be captured in a CUDA graph. As with CuPy and torch,
+    arrays may be dropped after the launch; their libraries keep the memory until the stream has passed it.
     """
 
     def __init__(self, image: KernelImage, strict: bool = False, image_for: Callable | None = None):
