@@ -81,7 +81,8 @@ def test_bound_launches_on_both(rng, library):
             run()
         assert_axpy(host(y, device), at_home, 3)
     for run, y, at_home, device in bound:  # and while the other device is current
-        y[...] = float("nan")
+        with cp.cuda.Device(device):
+            y[...] = float("nan")
         host(y, device)
         with cp.cuda.Device(1 - device):
             run()
