@@ -33,9 +33,9 @@ _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER, _BIAS_BATCH = 3, 4, 7, 8, 10
 _AUX_POINTER, _AUX_LD, _AUX_BATCH = 11, 12, 13
 _A_SCALE, _B_SCALE, _D_SCALE = 17, 18, 20
 _ORDER, _BATCH_COUNT, _BATCH_OFFSET, _ROW_ORDER = 1, 5, 6, 1
-# Parts of a sum may be added up in place or in the accumulate type, never in the result's type (4 in the mask): an
-# error bound by the accumulate type would not hold.
-_REDUCTION_MASK, _REDUCTIONS = 3, 1 | 2
+# Parts of a sum may be added up in the accumulate type (2), not in the result or its type (1 and 4): that rounds each
+# part once more, and a bound by the accumulate type would not hold.
+_REDUCTION_MASK, _REDUCTIONS = 3, 2
 _MAX_WORKSPACE, _ALIGN_A, _ALIGN_B, _ALIGN_C, _ALIGN_D = 1, 5, 6, 7, 8
 
 

@@ -27,7 +27,8 @@ TYPES = {
 KINDS = {"relu": 0, "gelu": 1, "relu_aux": 2, "gelu_aux": 1}
 _THREADS, _MAX_ROW_BLOCKS, _MAX_SLABS = 256, 64, 16384
 # Lanes side by side in a block. Few rows: narrow blocks, each of which sees all rows, so that none waits for others.
-_FEW_ROWS, _NARROW, _WIDE = 256, 8, 32
+# That is faster up to so many rows on an H200, for ReLU and for GELU, which computes more for each element.
+_FEW_ROWS, _NARROW, _WIDE = (256, 128), 8, 16
 _FILL = 528  # blocks of 256 threads that an H200 holds at a time (132 multiprocessors, 4 by their registers)
 _INVALID_CONTEXT = 201
 
@@ -153,7 +154,7 @@ class ActivationBackward:
         if not aligned or columns % vector or kept_ld % ld_unit:
             vector = 1
         self._arrays, self._device = arrays, device
-        lanes = lanes or (_NARROW if rows <= _FEW_ROWS else _WIDE)
+        lanes = lanes or (_NARROW if rows <= _FEW_ROWS[code == KINDS["gelu"]] else _WIDE)
         tall = _THREADS // lanes
         self._kernel = _function(arrays, device, number, vector, code, lanes)
         slabs = -(-columns // (lanes * vector))

@@ -73,7 +73,8 @@ def measure(lt: LtMatmul, run: Callable[[], None], right: Callable[[], bool], *,
     race.turns(race.able, rounds - 1)
     if search and race.able:
         race.turns(race.enter(_variants.of_the_plain_product(lt)), rounds)
-        race.turns(race.enter(_variants.other_tiles(lt, race.choices[race.fastest()[0]][0])), 2)
+        if race.time(race.fastest()[0]) <= _LONG_MS:  # a hundred tiles of a long product would take a minute
+            race.turns(race.enter(_variants.other_tiles(lt, race.choices[race.fastest()[0]][0])), 2)
         race.turns(race.enter(_variants.other_orders(lt, race.choices[race.fastest()[0]][0])), 2)
     close = race.fastest()
     if len(close) > 1:

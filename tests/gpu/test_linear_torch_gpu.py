@@ -127,7 +127,8 @@ def test_gradcheck(activation):
     assert torch.autograd.gradcheck(lambda x, *p: mlp(x), (x, *mlp.parameters()))
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")  # inductor's own, while it is imported
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.parametrize(
     ("activation", "backend"), [*((name, "aot_eager") for name in ACTIVATIONS), ("gelu", "inductor")]
 )

@@ -16,7 +16,7 @@ NVDISASM = shutil.which("nvdisasm") or next(
 
 
 @pytest.mark.parametrize("dtype", list(_kernels.TYPES))
-@pytest.mark.parametrize(("kind", "lanes"), [(0, 8), (1, 32), (2, 8), (2, 32)])
+@pytest.mark.parametrize(("kind", "lanes"), [(0, 8), (1, 16), (2, 8), (2, 16)])
 def test_compiles(dtype, kind, lanes, monkeypatch, tmp_path):
     monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
     number, size, _ = _kernels.TYPES[dtype]
