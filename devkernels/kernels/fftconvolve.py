@@ -1,7 +1,8 @@
 """Convolution and correlation along the last axis, or the last two: the public functions.
 
 in: arrays of NumPy, CuPy or torch. out: arrays of the same kind. Along one axis a call is one kernel; padding and
-cropping happen in its masked loads and stores, and there is no work area beyond the filter's spectrum.
+cropping happen in its masked loads and stores, and there is no work area beyond the filter's spectrum. Filters that no
+block transform holds, and images, take three kernels and a work area.
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ def oaconvolve(
     """Convolve long rows with a shorter filter, as ``scipy.signal.oaconvolve(in1, in2, mode, axes=-1)``.
 
     Overlap-save in one kernel: each segment is read, transformed, filtered and written by one thread block, and nothing
-    is kept in memory between. Filters that no transform holds take one pass for each 8192 samples (4096 in double
-    precision). Parameters, results and errors as in `fftconvolve`.
+    is kept in memory between. Filters of more than 12288 samples (6144 in double precision) are done by transforms in
+    three kernels, with a work area of up to 32 MiB or one segment. Parameters, results and errors as in `fftconvolve`.
     """
     return _convolve(in1, in2, mode, axes, "overlap", out, stream)
 
@@ -132,17 +133,18 @@ def oaconvolve(
 def correlate(
     in1: Any, in2: Any, mode: str = "full", axes: Any = None, *, out: Any = None, stream: Any = None,
 ) -> Any:  # fmt: skip
-    """Correlate along the last axis, as ``scipy.signal.correlate(in1, in2, mode, method="fft")`` does for rows.
+    """Correlate along the last axis, or the last two, as ``scipy.signal.correlate(in1, in2, mode, method="fft")`` does.
 
     ``correlate(x, h)`` is `fftconvolve` of x with the conjugate of h in reversed order; parameters as there.
     """
     seen = arrays.describe(in2, "in2", gradients=True)
+    turned = tuple(range(-min(_axes(axes, len(in1.shape)), len(seen.shape)), 0))
     if seen.library == "torch":
-        turned = in2.flip(-1)
-        turned = turned.conj().resolve_conj() if turned.is_complex() else turned
+        reversed_ = in2.flip(turned)
+        reversed_ = reversed_.conj().resolve_conj() if reversed_.is_complex() else reversed_
     else:
-        turned = in2[..., ::-1].conj()
-    return _convolve(in1, turned, mode, axes, None, out, stream)
+        reversed_ = in2[(..., *(slice(None, None, -1) for _ in turned))].conj()
+    return _convolve(in1, reversed_, mode, axes, None, out, stream)
 
 
 def _convolve(in1: Any, in2: Any, mode: str, axes: Any, method: str | None, out: Any, stream: Any) -> Any:

@@ -132,3 +132,28 @@ def test_work_area_is_as_documented():
     plan(x, spectra=spectra, out=out)
     assert pool.total_bytes() - before <= plan.work_bytes(64) + (1 << 20)
     assert plan.work_bytes(64) <= 32 << 20
+
+
+@pytest.mark.parametrize("work", ["long rows", "images", "rows"])
+def test_graphs_of_torch(work, rng):
+    torch = pytest.importorskip("torch")
+    shape, taps, options = {
+        "long rows": ((2, 50000), (50000,), {"mode": "causal"}),
+        "images": ((5, 64, 48), (5, 5), {"mode": "same", "axes": (-2, -1)}),
+        "rows": ((7, 512), (512,), {"mode": "circular"}),
+    }[work]
+    x, h = (torch.from_numpy(random(rng, size, "float32")).cuda() for size in (shape, taps))
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        want = devkernels.fftconvolve(x, h, **options).clone()
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = devkernels.fftconvolve(x, h, **options)
+    others = [torch.full((1 << size,), 7.0, device="cuda") for size in range(10, 22)]
+    for _ in range(2):
+        y.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y, want)
+    assert all(bool((other == 7).all()) for other in others)

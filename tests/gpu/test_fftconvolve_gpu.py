@@ -1,5 +1,9 @@
 """Convolution on a GPU: modes, dtypes, lengths, broadcasting, libraries, streams, against SciPy in float64."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from scipy import signal
@@ -275,3 +279,27 @@ def test_tuning_measures_once_and_is_kept(rng, monkeypatch, tmp_path):
     monkeypatch.setattr(tune, "measure", None)  # a second measurement would fail
     cache.forget()
     assert block_fft(64, tune=True).plan == found.plan
+
+
+WARM = """
+import sys
+import cupy, numpy
+import devkernels
+x = cupy.asarray(numpy.arange(3 * 20000, dtype="float32").reshape(3, 20000) % 7)
+h = cupy.asarray(numpy.arange(16000, dtype="float32") % 5)
+y = devkernels.fftconvolve(x[:, :512], h[:512], "causal"), devkernels.fftconvolve(x, h, "full")
+y += (devkernels.oaconvolve(x, h[:7], "same"),)
+y += (devkernels.fftconvolve(x.reshape(3, 200, 100), h[:49].reshape(7, 7), "same", axes=(-2, -1)),)
+print([float(abs(a).sum()) for a in y], [m for m in ("numba", "llvmlite", "nvmath") if m in sys.modules])
+"""
+
+
+def test_a_warm_process_imports_no_compiler(tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "DEVKERNELS_CACHE_DIR": str(tmp_path)}
+    said = [
+        subprocess.run([sys.executable, "-c", WARM], env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert "numba" in said[0]
+    assert said[1].strip().endswith("[]")
+    assert said[0].partition("]")[0] == said[1].partition("]")[0]

@@ -6,7 +6,7 @@ import pytest
 from devkernels.errors import ArgumentError
 from devkernels.kernels import convolve_grad, convolve_grad2d
 from devkernels.kernels.convolve_plan import window
-from devkernels.kernels.fftconvolve import fftconvolve
+from devkernels.kernels.fftconvolve import correlate, fftconvolve
 from devkernels.kernels.fftconvolve2d import make_fftconvolve2d
 from devkernels.tolerance import fft_bound, relative_error
 from tests.convolution_cases import bound, random
@@ -108,6 +108,13 @@ def test_gradients(x_shape, h_shape, mode, dtype, rng):
     limit = fft_bound(dtype, 256, 2)
     assert relative_error(got_x, convolve_grad.sum_to(of_x, x_shape[:-2], 2)) < limit
     assert relative_error(got_h, convolve_grad.sum_to(of_h, h_shape[:-2], 2)) < limit
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_correlation_turns_both_axes(dtype, rng):
+    x, h = random(rng, (2, 5, 6), dtype), random(rng, (3, 2), dtype)
+    want = reference(x, h[::-1, ::-1].conj(), "same")
+    assert relative_error(correlate(x, h, "same", axes=(-2, -1)), want) < bound(dtype, 256)
 
 
 def test_spectra_are_used_again_and_checked(rng):
