@@ -32,7 +32,7 @@ class BlockFFT:
     max_registers : int or None
         Registers that a thread should have, where the plan was measured with a limit.
     streamed : bool
-        `load` takes no place in the L1 cache.
+        `load` and `store` take no place in the L1 cache, `load_filter` keeps it.
     """
 
     plan: BlockPlan
@@ -77,6 +77,11 @@ class BlockFFT:
     def offsets(self) -> tuple[int, ...]:
         """Row elements from a thread's first to each of its slots."""
         return tuple(e * self.stride for e in range(self.elements_per_thread))
+
+    @property
+    def rows_cache(self) -> str:
+        """How rows are moved: see `devkernels.engine.emit.Move`."""
+        return "once" if self.streamed else ""
 
     @property
     def kernel_options(self) -> dict[str, int]:
@@ -137,17 +142,17 @@ class BlockFFT:
     @functools.cached_property
     def load(self):
         """Device function ``load(data, memory, base)``: a thread's share of a complex row that starts at base - tx."""
-        return emit.gather(emit.Move(self.offsets, self.dtype.name, stream=self.streamed))
+        return emit.gather(emit.Move(self.offsets, self.dtype.name, cache=self.rows_cache))
 
     @functools.cached_property
     def load_filter(self):
         """Device function as `load`, for what many rows read: it stays in the L1 cache."""
-        return emit.gather(emit.Move(self.offsets, self.dtype.name))
+        return emit.gather(emit.Move(self.offsets, self.dtype.name, cache="often" if self.streamed else ""))
 
     @functools.cached_property
     def store(self):
         """Device function ``store(data, memory, base)``: the reverse of `load`."""
-        return emit.scatter(emit.Move(self.offsets, self.dtype.name))
+        return emit.scatter(emit.Move(self.offsets, self.dtype.name, cache=self.rows_cache))
 
     def _make(self, sign, filtered=False, **options):
         from devkernels.engine import stages

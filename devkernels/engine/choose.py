@@ -28,7 +28,7 @@ class Choice:
     elements: int
     rows: int
     max_registers: int | None = None
-    streamed: bool = False  # rows pass the L1 cache by, and leave it to filters and twiddles
+    streamed: bool = False  # rows pass the L1 cache by, in and out, and leave it to filters and twiddles
 
 
 # By architecture, then (length, bytes of a complex number); other architectures take the table of DEFAULT. Measured on
@@ -44,21 +44,21 @@ TUNED: dict[str, dict[tuple[int, int], Choice]] = {"sm_90": {
     (384, 8): Choice((24, 4, 4), 24, 8, 96),
     (480, 8): Choice((20, 12, 2), 60, 8, 168),
     (512, 8): Choice((32, 16), 32, 8, 128),
-    (768, 8): Choice((12, 8, 8), 24, 1, 96),
+    (768, 8): Choice((12, 8, 8), 24, 1, 96, True),
     (960, 8): Choice((20, 12, 4), 60, 4, 168),
     (1024, 8): Choice((32, 32), 32, 4, 128),
     (1152, 8): Choice((12, 12, 8), 24, 2, 96),
     (1280, 8): Choice((20, 8, 8), 40, 1, 128),
     (1536, 8): Choice((24, 8, 8), 24, 1, 96),
-    (2048, 8): Choice((32, 8, 8), 32, 1, 128),
+    (2048, 8): Choice((8, 16, 16), 16, 1, 64, True),
     (2304, 8): Choice((24, 24, 4), 24, 1, 80),
     (2560, 8): Choice((40, 8, 8), 40, 1, 128),
     (3072, 8): Choice((24, 8, 16), 48, 1, 168),
-    (4096, 8): Choice((16, 16, 16), 16, 1),
+    (4096, 8): Choice((16, 16, 16), 16, 1, 64, True),
     (6144, 8): Choice((24, 16, 16), 48, 1, 168),
     (8192, 8): Choice((16, 32, 16), 32, 1, 128),
     (12288, 8): Choice((48, 16, 16), 48, 1, 168),
-    (16384, 8): Choice((16, 32, 32), 32, 1, 128),
+    (16384, 8): Choice((16, 32, 32), 32, 1, 128, True),
     (64, 16): Choice((8, 8), 8, 16),
     (128, 16): Choice((16, 8), 16, 8, 128),
     (256, 16): Choice((16, 16), 16, 8),

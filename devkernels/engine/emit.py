@@ -81,7 +81,8 @@ class Move:
     axis of 2), or real: then `part` says which part of the complex numbers moves; loads leave the other part alone.
     With `masked` the function takes a position and a limit more: only elements with 0 <= position + offset < limit (as
     32-bit numbers) move. Others are read as zero (or left alone with `keep`), or not written. With `adds` a store adds
-    to what memory holds. With `stream` an unmasked load takes no place in the L1 cache: of data that is used once.
+    to what memory holds. `cache` is how often the data is used: "once", it takes no place in the L1 cache, or
+    "often", it stays there if it can (unmasked moves only).
     """
 
     offsets: tuple[int, ...]
@@ -91,7 +92,7 @@ class Move:
     masked: bool = False
     keep: bool = False
     adds: bool = False
-    stream: bool = False
+    cache: str = ""
 
 
 def gather(move: Move):

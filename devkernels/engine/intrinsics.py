@@ -223,38 +223,61 @@ def mover(move, store):
     shift = {"both": 0, "real": 0, "imag": 1}[move.part]
     word = ir.VectorType(stored, 2) if whole else stored
 
+    # Masked ones would become branches; half precision has no such instruction.
+    policy = {"once": "L1::no_allocate", "often": "L1::evict_last"}.get(move.cache)
+    plain = policy is None or move.masked or isinstance(stored, ir.HalfType)
+    letter, suffix = ("f", "f32") if isinstance(stored, ir.FloatType) else ("d", "f64")
+
     def read(builder, place, count):
         """Loaded numbers, `count` of them."""
-        if not move.stream or move.masked or isinstance(stored, ir.HalfType):  # masked ones would become branches
+        if plain:
             value = builder.load(place)
             value.align = _BYTES[memory_name]
             return [builder.extract_element(value, ir.IntType(32)(part)) for part in (0, 1)] if count == 2 else [value]
-        letter, suffix = ("f", "f32") if isinstance(stored, ir.FloatType) else ("d", "f64")
         address, word = builder.ptrtoint(place, ir.IntType(64)), ir.IntType(64)
         if count == 1:
-            text = f"ld.global.L1::no_allocate.{suffix} $0, [$1];"
+            text = f"ld.global.{policy}.{suffix} $0, [$1];"
             return [builder.asm(ir.FunctionType(stored, [word]), text, f"={letter},l", [address], True)]
         both = ir.FunctionType(ir.LiteralStructType([stored, stored]), [word])
-        text = f"ld.global.L1::no_allocate.v2.{suffix} {{$0, $1}}, [$2];"
+        text = f"ld.global.{policy}.v2.{suffix} {{$0, $1}}, [$2];"
         pair = builder.asm(both, text, f"={letter},={letter},l", [address], True)
         return [builder.extract_value(pair, part) for part in (0, 1)]
+
+    def put(builder, place, numbers):
+        """Store one number or two."""
+        if plain:
+            value = numbers[0]
+            if len(numbers) == 2:
+                value = ir.Constant(word, ir.Undefined)
+                for part, number in enumerate(numbers):
+                    value = builder.insert_element(value, number, ir.IntType(32)(part))
+            builder.store(value, place).align = _BYTES[memory_name]
+            return
+        kinds = [ir.IntType(64), *(stored for _ in numbers)]
+        operand = "$1" if len(numbers) == 1 else "{$1, $2}"
+        text = f"st.global.{policy}.{'v2.' if len(numbers) == 2 else ''}{suffix} [$0], {operand};"
+        constraints = ",".join(["l", *(letter for _ in numbers), "~{memory}"])
+        builder.asm(
+            ir.FunctionType(ir.VoidType(), kinds), text, constraints,
+            [builder.ptrtoint(place, ir.IntType(64)), *numbers], True,
+        )  # fmt: skip
 
     def one(builder, local, place, slot):
         registers = [builder.gep(local, [ir.IntType(32)(2 * slot + part)]) for part in (0, 1)]
         if whole:
             if store:
-                value = ir.Constant(word, ir.Undefined)
                 before = None
                 if move.adds:
                     before = builder.load(place)
                     before.align = _BYTES[memory_name]
+                numbers = []
                 for part in (0, 1):
                     number = builder.load(registers[part])
                     if before is not None:
                         old = builder.extract_element(before, ir.IntType(32)(part))
                         number = builder.fadd(number, _convert(builder, old, real))
-                    value = builder.insert_element(value, _convert(builder, number, stored), ir.IntType(32)(part))
-                builder.store(value, place).align = _BYTES[memory_name]
+                    numbers.append(_convert(builder, number, stored))
+                put(builder, place, numbers)
             else:
                 for number, register in zip(read(builder, place, 2), registers, strict=True):
                     builder.store(_convert(builder, number, real), register)
@@ -264,8 +287,7 @@ def mover(move, store):
                 before = builder.load(place)
                 before.align = _BYTES[memory_name]
                 number = builder.fadd(number, _convert(builder, before, real))
-            value = _convert(builder, number, stored)
-            builder.store(value, place).align = _BYTES[memory_name]
+            put(builder, place, [_convert(builder, number, stored)])
         else:
             builder.store(_convert(builder, read(builder, place, 1)[0], real), registers[shift])
 

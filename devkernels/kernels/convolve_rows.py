@@ -161,7 +161,7 @@ def spoiler(fft: BlockFFT) -> Callable:
 
 
 def _moves(fft: BlockFFT, rows: Rows, part: str, masked: bool, keep: bool = False, adds: bool = False):
-    move = emit.Move(fft.offsets, fft.dtype.name, rows.dtype, part, masked, keep, adds, fft.streamed)
+    move = emit.Move(fft.offsets, fft.dtype.name, rows.dtype, part, masked, keep, adds, fft.rows_cache)
     return emit.gather(move), emit.scatter(move)
 
 

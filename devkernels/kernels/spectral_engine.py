@@ -96,7 +96,7 @@ def order_kernel(fft: BlockFFT, real_rows: bool):
 def _moves(fft: BlockFFT, dtype: str, part: str, size: int) -> tuple[Callable, Callable]:
     """Device functions ``f(data, row, thread)``: load a row, padded with zeros; store a row, cropped."""
     masked = size != fft.size
-    move = emit.Move(fft.offsets, fft.dtype.name, dtype, part, masked, stream=fft.streamed)
+    move = emit.Move(fft.offsets, fft.dtype.name, dtype, part, masked, cache=fft.rows_cache)
     load, store = emit.gather(move), emit.scatter(move)
     if not masked:
         return load, store

@@ -47,15 +47,17 @@ def test_complex64_kernels(size, tmp_path):
     counts = instructions(image, tmp_path)
     assert image.local_bytes == 0, counts
     if fft.max_registers:  # plans with fat threads were measured with what the limit allows
-        assert 0.9 * fft.max_registers < image.registers <= fft.max_registers
+        assert 0.85 * fft.max_registers < image.registers <= fft.max_registers
     assert total(counts, "LDL") == total(counts, "STL") == 0
     elements, exchanges = fft.elements_per_thread, len(fft.plan.exchanges)
     assert counts["LDS.64"] == counts["STS.64"] == 2 * elements * exchanges
     assert total(counts, "LDS") == counts["LDS.64"]
-    assert counts["STG.E.64"] == total(counts, "STG") == elements
-    rows = counts["LDG.E.NA.64"]  # of a streamed plan
-    assert rows == (elements if fft.streamed else 0)
-    assert counts["LDG.E.64"] + rows >= 2 * elements  # rows and filter; twiddles come in 16 bytes at a time
+    rows, filters, stored = "LDG.E.64", "LDG.E.64", "STG.E.64"
+    if fft.streamed:
+        rows, filters, stored = "LDG.E.NA.64", "LDG.E.EL.64", "STG.E.NA.64"
+        assert counts[rows] == counts[filters] == elements
+    assert counts[rows] >= elements * (1 if fft.streamed else 2)  # and filter; twiddles come in 16 bytes at a time
+    assert counts[stored] == total(counts, "STG") == elements
     assert counts["LDG.E"] == 0
     blocks = [e.barrier for e in fft.plan.exchanges].count("block")
     assert total(counts, "BAR") == 2 * blocks
@@ -70,7 +72,7 @@ def test_streamed_rows_pass_the_first_cache_by(tmp_path):
     kernel = convolve_rows.circular_kernel(fft, convolve_rows.Rows("complex64", "one", False))
     image = kernel.compile(types.void(*[types.complex64[::1]] * 3, *[INTEGER] * 5), "sm_90")
     counts = instructions(image, tmp_path)
-    assert counts["LDG.E.NA.64"] == counts["LDG.E.64"] == fft.elements_per_thread  # rows; filter
+    assert counts["LDG.E.NA.64"] == counts["LDG.E.EL.64"] == counts["STG.E.NA.64"] == fft.elements_per_thread
 
 
 def test_complex128_kernel(tmp_path):
@@ -88,7 +90,8 @@ def test_real_causal_kernel(size, tmp_path):
     real, number = types.float32[::1], types.complex64[::1]
     counts = instructions(kernel.compile(types.void(real, number, real, *[INTEGER] * 8), "sm_90"), tmp_path)
     assert total(counts, "LDL") == total(counts, "STL") == 0
-    assert counts["STG.E"] == counts["LDG.E"] == fft.elements_per_thread
+    rows = ".NA" if fft.streamed else ""
+    assert counts[f"STG.E{rows}"] == counts[f"LDG.E{rows}"] == fft.elements_per_thread
     assert counts["LDS.64"] == total(counts, "LDS")
 
 
