@@ -95,12 +95,12 @@ def _arrays(loaded: Any, kinds: list[type]) -> Fits | None:
         for number, (parameter, place) in enumerate(zip(loaded.image.parameters, loaded.places, strict=True))
         if parameter.kind == "array"
     }
-    found = {kinds[number] for number in words}
-    if len(found) != 1 or any(one.parameter.layout == "F" for one in words.values()):
+    if not words or any(one.parameter.layout == "F" for one in words.values()):
         return None
-    kind = found.pop()
-    make = _cupy_fits if arrays.is_cupy(kind) else _torch_fits if arrays.is_torch(kind) else None
-    return None if make is None else make(words, loaded.device)
+    for of_library, make in ((arrays.is_cupy, _cupy_fits), (arrays.is_torch, _torch_fits)):
+        if all(of_library(kinds[number]) for number in words):  # a tensor and a parameter of a module are both torch's
+            return make(words, loaded.device)
+    return None
 
 
 def _misaligned(words: dict[int, arguments.ArrayWords]) -> int:

@@ -261,12 +261,52 @@ print(cache.counts("nvmath")["builds"], cache.counts("kernel")["builds"])
 """
 
 
-def test_functions_of_nvmath_are_compiled_once_for_all_kernels(tmp_path):
-    """Two kernels in one process, and a third kernel in another process, call the same transform."""
+PRODUCT = """
+import sys, cupy as cp, numpy as np
+from nvmath.device import Matmul
+import devkernels
+from devkernels import cache, cuda
+
+N = 32
+mm = Matmul(
+    size=(N, N, N), precision=(np.float32,) * 3, data_type="real", arrangement=("row_major",) * 3, execution="Block",
+    block_size=128,
+)
+
+
+def product(factor):
+    @devkernels.kernel(launch_bounds=128)
+    def kernel(a, b, c):
+        left = cuda.shared.array(N * N, np.float32, alignment=16)
+        right = cuda.shared.array(N * N, np.float32, alignment=16)
+        result = cuda.shared.array(N * N, np.float32, alignment=16)
+        for i in range(cuda.threadIdx.x, N * N, cuda.blockDim.x):
+            left[i], right[i], result[i] = a[i], b[i], 0
+        cuda.syncthreads()
+        mm.execute(factor, left, right, 0.0, result)
+        cuda.syncthreads()
+        for i in range(cuda.threadIdx.x, N * N, cuda.blockDim.x):
+            c[i] = result[i]
+
+    return kernel
+
+
+a, b = (np.random.default_rng().integers(-4, 5, (N, N)).astype(np.float32) for _ in range(2))
+for factor in map(np.float32, sys.argv[1:]):
+    c = cp.full(N * N, np.nan, np.float32)
+    product(factor)[1, 128](cp.asarray(a.reshape(-1)), cp.asarray(b.reshape(-1)), c)
+    np.testing.assert_array_equal(cp.asnumpy(c).reshape(N, N), factor * (a @ b))  # small integers: exact
+print(cache.counts("nvmath")["builds"], cache.counts("kernel")["builds"])
+"""
+
+
+@pytest.mark.parametrize("program", [FUNCTIONS, PRODUCT], ids=["FFT", "Matmul"])
+def test_functions_of_nvmath_are_compiled_once_for_all_kernels(tmp_path, program):
+    """Two kernels in one process, and a third kernel in another process, call the same function of the library."""
     pytest.importorskip("nvmath")
     environment = {"DEVKERNELS_CACHE_DIR": str(tmp_path)}
     for factors, builds in (("1 2", "1 2"), ("3", "0 1"), ("1 2 3", "0 0")):
-        result = run(FUNCTIONS, *factors.split(), **environment)
+        result = run(program, *factors.split(), **environment)
         assert result.returncode == 0, result.stderr
         assert result.stdout.split() == builds.split(), (factors, result.stdout)
 

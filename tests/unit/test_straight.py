@@ -152,6 +152,19 @@ def test_anything_else_goes_the_general_way(rng, monkeypatch, name):
     assert len(way.launched.words) == 1
 
 
+def test_derived_arrays_are_as_good(rng, monkeypatch):
+    class Derived(ndarray):
+        __module__ = "somewhere"
+
+    good = values(rng, 3, 4)
+    mixed = (good[0], good[1], Derived((3, 4), "complex64"), *good[3:])
+    way = Way(monkeypatch, PARAMETERS, mixed)
+    way.fire(mixed)
+    for given in (mixed, good):
+        way.fire(given)
+    assert (len(way.launched.words), len(way.general)) == (2, 1)
+
+
 def test_other_devices_go_the_general_way(rng, monkeypatch):
     good = values(rng, 3, 4)
     way = Way(monkeypatch, PARAMETERS, good, devices=2)
