@@ -172,6 +172,10 @@ transform[forward.launch(rows=5)](x, y)
 assert float(cp.linalg.norm(y - cp.fft.fft(x)) / cp.linalg.norm(y)) < 1e-5
 z = devkernels.spectral_filter(x, cp.ones(64, np.complex64))
 assert float(cp.linalg.norm(z - x) / cp.linalg.norm(x)) < 1e-5
+rows, taps = np.random.default_rng().standard_normal((3, 500)).astype(np.float32), np.arange(1, 20, dtype=np.float32)
+full = devkernels.fftconvolve(cp.asarray(rows), cp.asarray(taps))
+want = np.stack([np.convolve(row.astype(float), taps) for row in rows])
+assert np.linalg.norm(cp.asnumpy(full) - want) / np.linalg.norm(want) < 1e-5
 print(cache.counts()["builds"], *[name for name in ("numba", "llvmlite", "nvmath") if name in sys.modules])
 """
 
@@ -267,7 +271,7 @@ from nvmath.device import Matmul
 import devkernels
 from devkernels import cache, cuda
 
-N = 32
+N, AREA = 32, 32 * 32
 mm = Matmul(
     size=(N, N, N), precision=(np.float32,) * 3, data_type="real", arrangement=("row_major",) * 3, execution="Block",
     block_size=128,
@@ -277,15 +281,15 @@ mm = Matmul(
 def product(factor):
     @devkernels.kernel(launch_bounds=128)
     def kernel(a, b, c):
-        left = cuda.shared.array(N * N, np.float32, alignment=16)
-        right = cuda.shared.array(N * N, np.float32, alignment=16)
-        result = cuda.shared.array(N * N, np.float32, alignment=16)
-        for i in range(cuda.threadIdx.x, N * N, cuda.blockDim.x):
+        left = cuda.shared.array(AREA, np.float32, alignment=16)
+        right = cuda.shared.array(AREA, np.float32, alignment=16)
+        result = cuda.shared.array(AREA, np.float32, alignment=16)
+        for i in range(cuda.threadIdx.x, AREA, cuda.blockDim.x):
             left[i], right[i], result[i] = a[i], b[i], 0
         cuda.syncthreads()
         mm.execute(factor, left, right, 0.0, result)
         cuda.syncthreads()
-        for i in range(cuda.threadIdx.x, N * N, cuda.blockDim.x):
+        for i in range(cuda.threadIdx.x, AREA, cuda.blockDim.x):
             c[i] = result[i]
 
     return kernel
@@ -293,7 +297,7 @@ def product(factor):
 
 a, b = (np.random.default_rng().integers(-4, 5, (N, N)).astype(np.float32) for _ in range(2))
 for factor in map(np.float32, sys.argv[1:]):
-    c = cp.full(N * N, np.nan, np.float32)
+    c = cp.full(AREA, np.nan, np.float32)
     product(factor)[1, 128](cp.asarray(a.reshape(-1)), cp.asarray(b.reshape(-1)), c)
     np.testing.assert_array_equal(cp.asnumpy(c).reshape(N, N), factor * (a @ b))  # small integers: exact
 print(cache.counts("nvmath")["builds"], cache.counts("kernel")["builds"])
