@@ -145,7 +145,8 @@ class DevicePlan(Plan):
                 _store(out, value)
             if any(self.spec.scaled):
                 lt.set_scales(*(0 if s is None else pointer(s) for s in scales))
-            c_pointer = pointer(out) if self.preset or c is None else pointer(c)
+            # None where beta is 0: C at the address of D must be of its dtype, which it is not for 8-bit results.
+            c_pointer = pointer(out) if self.preset else 0 if c is None else pointer(c)
             if self.fused:
                 side = gradient if gradient is not None else None if self.rows_bias else bias
                 lt.launch(pointer(a), pointer(b), c_pointer, pointer(out), 0 if side is None else pointer(side),
