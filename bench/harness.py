@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import importlib.metadata
 import json
 import os
@@ -147,6 +148,7 @@ def _dotted(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
+@functools.cache
 def _driver_release() -> str:
     """``580.95.05`` and the like; the CUDA version of the driver is a separate entry."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
