@@ -23,6 +23,7 @@ from devkernels.kernels import arrays
 from devkernels.kernels.gemm_route import (
     SMALL,
     STORED_BYTES,
+    TENSOR,
     TENSOR_DTYPES,
     WARPGROUP,
     GemmSpec,
@@ -34,7 +35,7 @@ from devkernels.kernels.gemm_route import (
 )
 from devkernels.launch import driver
 from devkernels.launch.jit import Kernel
-from devkernels.matrix import finish, portable, small, warpgroup
+from devkernels.matrix import finish, portable, small, tensor, warpgroup
 from devkernels.matrix.steps import element_function, function_of, operands_of, takes_all
 
 
@@ -44,6 +45,8 @@ def prepare(spec: GemmSpec, a: Any, b: Any, c: Any, d: Any, extra: tuple, stream
     route = by_shape(spec, target.current_target(), left, right, result, c is not None)
     if route.path == SMALL:
         return _small(spec, small_tiling(spec, left, right, result, c is not None), result, extra, stream)
+    if route.path == TENSOR:
+        return _tensor(spec, left, right, c, result, extra, stream)
     if route.path == WARPGROUP:
         return _warpgroup(spec, left, right, c, result, extra, stream)
     return _portable(spec, left, right, c, result, extra, stream)
@@ -109,6 +112,35 @@ def portable_kernel(
         tiling, _converter(spec.accumulate), _stored(spec), spec.prologue_a, spec.prologue_b, epilogue
     )
     return Kernel(function, Options(launch_bounds=tiling.threads))
+
+
+# -- tensor cores, any alignment ---------------------------------------------------------------------------------------
+
+
+def _tensor(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any) -> Callable:
+    def wide(x: Matrix) -> bool:
+        return x.along_rows is True and x.columns % 8 == 0 and x.aligned()
+
+    tiling = tensor.TensorTiling(
+        TENSOR_DTYPES[spec.a_dtype], spec.out_dtype, a.along_rows is not False, b.along_rows is not False, wide(a),
+        wide(b), c is not None,
+    )  # fmt: skip
+    batched = tuple(len(getattr(x, "shape", ())) == 3 for x in extra)
+    grid = (-(-d.columns // tensor.TILE) * d.batch, -(-d.rows // tensor.TILE))
+    launch, batch = tensor_kernel(spec, tiling, batched)[grid, tensor.THREADS, stream], d.batch
+
+    def run(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> None:
+        views = [_batched(x, batch) for x in (a, b, d if c is None else c, d)]
+        launch(*views, alpha, beta, _numbers(spec, extra))
+
+    return run
+
+
+@functools.lru_cache(maxsize=256)
+def tensor_kernel(spec: GemmSpec, tiling: tensor.TensorTiling, batched: tuple[bool, ...]) -> Kernel:
+    """The kernel on arrays with three axes; see `tensor.make_kernel`."""
+    epilogue = element_function(spec.steps, np.float32, batched)
+    return Kernel(tensor.make_kernel(tiling, epilogue), Options(launch_bounds=(tensor.THREADS, 2)))
 
 
 # -- many small products -----------------------------------------------------------------------------------------------

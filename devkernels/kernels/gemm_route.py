@@ -14,7 +14,7 @@ from devkernels.kernels.arrays import Described
 from devkernels.matrix import small
 from devkernels.matrix.steps import Step
 
-WARPGROUP, SMALL, PORTABLE = "warpgroup", "small", "portable"
+WARPGROUP, TENSOR, SMALL, PORTABLE = "warpgroup", "tensor", "small", "portable"
 _MANY = 16  # products from which on small ones get a warp, or a row a thread
 TENSOR_DTYPES = {"float16": "f16", "bfloat16": "bf16"}
 STORED_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1}  # what the warpgroup path can store
@@ -95,19 +95,21 @@ class Route:
 def by_kind(spec: GemmSpec, architecture: target.Target) -> Route:
     """What dtypes, prologues and architecture allow."""
     if target.simulating():
-        return Route(PORTABLE, "the simulator runs Python; the tensor cores have none")
-    if architecture.major != 9:
-        return Route(PORTABLE, f"warpgroup products exist on sm_90 only, and this is {architecture}")
+        return Route(PORTABLE, "the simulator runs Python; it has no tensor cores")
     if spec.a_dtype != spec.b_dtype or spec.a_dtype not in TENSOR_DTYPES:
         return Route(
-            PORTABLE, f"the warpgroup path multiplies float16 or bfloat16, not {spec.a_dtype} by {spec.b_dtype}"
+            PORTABLE, f"tensor cores are used for float16 and bfloat16, not for {spec.a_dtype} by {spec.b_dtype}"
         )
     if spec.accumulate != "float32":
-        return Route(PORTABLE, f"the warpgroup path adds up in float32, not {spec.accumulate}")
+        return Route(PORTABLE, f"tensor cores add up in float32, not {spec.accumulate}")
     if spec.prologue_a is not None or spec.prologue_b is not None:
-        return Route(PORTABLE, "the warpgroup path copies operands straight to the tensor cores, past any prologue")
+        return Route(PORTABLE, "operands go straight to the tensor cores, past any prologue")
     if spec.out_dtype not in STORED_BYTES:
-        return Route(PORTABLE, f"the warpgroup path stores {', '.join(STORED_BYTES)}, not {spec.out_dtype}")
+        return Route(PORTABLE, f"the tensor-core paths store {', '.join(STORED_BYTES)}, not {spec.out_dtype}")
+    if architecture.major < 8:
+        return Route(PORTABLE, f"its tensor-core products exist from sm_80 on, and this is {architecture}")
+    if architecture.major != 9:
+        return Route(TENSOR, f"warpgroup products exist on sm_90 only, and this is {architecture}")
     return Route(WARPGROUP, f"{spec.a_dtype} on {architecture}: tensor copies and warpgroup products")
 
 
@@ -139,17 +141,17 @@ def by_shape(
         how = "a warp each, on tensor cores" if tiling.in_warps else "a thread for each row"
         return Route(SMALL, f"{d.batch} products of {d.rows} x {d.columns} x {a.columns}: {how}")
     route = by_kind(spec, architecture)
-    if route.path == PORTABLE:
+    if max(d.rows, d.columns, a.columns) > _MAX_LENGTH:
+        return Route(PORTABLE, "an axis is longer than 2**31 - 512")
+    if route.path != WARPGROUP:
         return route
     for name, x in (("a", a), ("b", b)):
         if x.along_rows is None:
-            return Route(PORTABLE, f"neither axis of {name} is contiguous (strides {x.strides[1:]} bytes)")
+            return Route(TENSOR, f"neither axis of {name} is contiguous (strides {x.strides[1:]} bytes)")
         if not x.aligned():
             return Route(
-                PORTABLE,
+                TENSOR,
                 f"tensor copies need multiples of 16 bytes; {name} begins at {x.pointer % 16} mod 16 and its "
                 f"{'rows' if x.along_rows else 'columns'} are {x.pitch} bytes apart",
             )
-    if max(d.rows, d.columns, a.columns) > _MAX_LENGTH:
-        return Route(PORTABLE, "an axis is longer than 2**31 - 512")
     return route

@@ -159,13 +159,13 @@ def make_kernel(tiling: Tiling, prepare: Callable, finish: Callable) -> Callable
                         barrier_expect(ready, STAGE)
                         if A_TURNED:
                             copy_tile(own, a_map, ready, m0, k0, a_batch)
-                            copy_tile(own + box_bytes, a_map, ready, m0 + u32(64), k0, batch)
+                            copy_tile(own + box_bytes, a_map, ready, m0 + u32(64), k0, a_batch)
                         else:
                             copy_tile(own, a_map, ready, k0, m0, a_batch)
                         own += MATRIX
                         if B_TURNED:
                             copy_tile(own, b_map, ready, n0, k0, b_batch)
-                            copy_tile(own + box_bytes, b_map, ready, n0 + u32(64), k0, batch)
+                            copy_tile(own + box_bytes, b_map, ready, n0 + u32(64), k0, b_batch)
                         else:
                             copy_tile(own, b_map, ready, k0, n0, b_batch)
                         stage += one

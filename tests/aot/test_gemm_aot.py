@@ -8,7 +8,7 @@ import devkernels
 from devkernels.compiler import elf
 from devkernels.compiler.image import Parameter
 from devkernels.kernels import gemm_kernels
-from devkernels.matrix import small, warpgroup
+from devkernels.matrix import small, tensor, warpgroup
 from tests.sass import Sass
 
 
@@ -67,3 +67,17 @@ def test_small_products_stay_in_registers():
     assert sass.count("STG.E.64") == 2
     assert sass.spills == 0
     assert image.shared_bytes == 0
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_tensor_cores_at_any_alignment(wide):
+    spec = devkernels.make_gemm("float16").spec
+    tiling = tensor.TensorTiling("f16", "float16", True, True, wide, wide, False)
+    signature = (*(Parameter(n, "array", "float16", 3, "A") for n in "abcd"), Parameter("alpha", "scalar", "float32"),
+                 Parameter("beta", "scalar", "float32"), Parameter("extra", "tuple", items=()))  # fmt: skip
+    image = devkernels.compile(gemm_kernels.tensor_kernel(spec, tiling, ()), signature, "sm_90")
+    sass = Sass(image)
+    assert sass.count("HMMA") == 32
+    assert sass.spills == 0
+    assert (sass.count("LDG.E.128") > 0) == wide
+    assert image.registers <= 128  # two blocks on a multiprocessor
