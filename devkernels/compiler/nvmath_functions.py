@@ -67,7 +67,8 @@ class _Kept:
     def __init__(self, mathdx: Any):
         self._mathdx = mathdx
         self._options: dict[int, list[tuple]] = {}  # of each code object, in the order in which they were set
-        self._found: dict[int, tuple[int, bytes]] = {}  # version of the instruction set, LTO-IR
+        self._functions: dict[str, tuple[int, bytes]] = {}  # by key: version of the instruction set, LTO-IR
+        self._found: dict[int, tuple[int, bytes]] = {}  # the same by code object; nvmath keeps many of these
         self.arch_specific: set[bytes] = set()  # LTO-IR for sm_90a and the like
         self._specific_codes: set[int] = set()
         self._size, self._read = mathdx.commondx_get_code_ltoir_size, mathdx.commondx_get_code_ltoir
@@ -143,9 +144,11 @@ class _Kept:
         known = versions.for_functions() | {"nvmath": versions.libraries()["nvmath"]}
         key = digest("nvmath", library, symbols, self._options.get(code, []), known)
         data = cache.get_or_build(KIND, key, build, spec=f"{library} function {', '.join(symbols)} of nvmath.device")
-        self._found[code] = struct.unpack_from("<q", data)[0], data[8:]
+        if key not in self._functions:
+            self._functions[key] = struct.unpack_from("<q", data)[0], data[8:]
+        self._found[code] = self._functions[key]
         if code in self._specific_codes:
-            self.arch_specific.add(data[8:])
+            self.arch_specific.add(self._functions[key][1])
 
     def _size_of(self, original: Callable, code: int) -> int:
         return len(self._found[code][1]) if code in self._found else original(code)
