@@ -335,7 +335,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="few rounds, no torch.compile")
     everything = [str(shape[0]) for shape in SHAPES]
     parser.add_argument("--compile", nargs="*", default=everything, metavar="TOKENS",
-                        help="where torch.compile takes part (it takes minutes in all); everywhere, if not given")  # fmt: skip
+                        help="where torch.compile takes part (minutes in all); if not given, everywhere")  # fmt: skip
     parser.add_argument("--select", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--results", type=pathlib.Path, default=harness.RESULTS)
     parser.add_argument("--commit")
