@@ -294,23 +294,27 @@ class FusedMatmul:
         prepared = self._prepared
         raw = self._check_aux(prepared.spec)
         bias = self._inputs.get("bias") if self._epilog.has_bias else None
-        results = [prepared(self._a, self._b, self._c, bias, raw)]
-        out, mask, gradient = results[0]
-        target, told = out, [None if mask is None else mask.unpack(), gradient]
-        out = elementwise.copy(self._arrays, out)
-
-        def run() -> None:
-            results[0] = prepared(self._a, self._b, self._c, bias, raw, target, None)
-
-        def right() -> bool:
-            _, mask, gradient = results[0]
-            now = (target, None if mask is None else mask.unpack(), gradient)
-            return all(elementwise.alike(self._arrays, a, b) for a, b in zip(now, (out, *told), strict=True))
-
         with self._arrays.on(self._device):
-            report = tuned.measure(prepared.plan.lt, run, right, candidates=candidates, rounds=rounds, search=search)
+            report = self._tune(prepared, bias, raw, candidates=candidates, rounds=rounds, search=search)
         self._bind()
         return report
+
+    def _tune(self, prepared: Prepared, bias, raw, **options) -> dict[str, object]:
+        """Time algorithms; each result is compared with the first one's."""
+        arrays = self._arrays
+        last = [prepared(self._a, self._b, self._c, bias, raw)]
+        out, mask, gradient = last[0]
+        first = (elementwise.copy(arrays, out), None if mask is None else mask.unpack(), gradient)
+
+        def run() -> None:
+            last[0] = prepared(self._a, self._b, self._c, bias, raw, out, None)
+
+        def right() -> bool:
+            _, mask, gradient = last[0]
+            now = (out, None if mask is None else mask.unpack(), gradient)
+            return all(elementwise.alike(arrays, a, b) for a, b in zip(now, first, strict=True))
+
+        return tuned.measure(prepared.plan.lt, run, right, **options)
 
     # ------------------------------------------------------------ state
 
