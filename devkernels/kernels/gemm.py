@@ -1,9 +1,9 @@
 """Products of matrices in one kernel with a Python epilogue: ``d = epilogue(alpha a @ b + beta c)``.
 
-In: matrices of NumPy, CuPy or torch, and an epilogue: names of ready steps, or a plain function of (acc, row, column,
-*extra). Out: the result. Main loops, in devkernels/matrix: tensor copies and warpgroup products on sm_90 (warpgroup.py),
-small products in registers (small.py), tensor cores at any alignment (tensor.py), and a portable one for every dtype,
-order and architecture (portable.py).
+In: matrices of NumPy, CuPy or torch, and an epilogue: names of ready steps, or a function of (acc, row, column, ...).
+Out: the result. Main loops, in devkernels/matrix: tensor copies and warpgroup products on sm_90 (warpgroup.py), small
+products in registers (small.py), tensor cores at any alignment (tensor.py), and a portable one for every dtype, order
+and architecture (portable.py).
 """
 
 from __future__ import annotations
