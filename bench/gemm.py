@@ -16,19 +16,14 @@ from bench.report import Table
 
 GRAPH = True
 IMPORTS = ("torch",)
-_PLAIN = [(8192, 8192, 8192), (4096, 4096, 4096), (2048, 2048, 2048), (16384, 4096, 1024), (1000, 1000, 1000)]
+_PLAIN = [(4096, 4096, 4096), (2048, 2048, 2048), (16384, 4096, 1024), (1000, 1000, 1000)]
 _FUSED = [(16384, 4096, 1024), (8192, 8192, 1024), (8192, 4096, 4096)]
-_BATCHED = [(65536, 8, "float32"), (65536, 16, "float32"), (65536, 16, "float16"), (65536, 32, "float16")]
+_BATCHED = [(65536, 8, "float32"), (65536, 16, "float32"), (65536, 16, "float16"), (65536, 32, "float16"),
+            (256, 256, "complex64")]  # fmt: skip
+_LARGE = {"work": "plain", "m": 8192, "n": 8192, "k": 8192}
 CASES = [
-    *(
-        {"work": "plain", "m": m, "n": n, "k": k, "dtype": "float16", "out": "float16", "b": "rows"}
-        for m, n, k in _PLAIN
-    ),
-    {"work": "plain", "m": 8192, "n": 8192, "k": 8192, "dtype": "float16", "out": "float16", "b": "columns"},
-    {"work": "plain", "m": 8192, "n": 8192, "k": 8192, "dtype": "float16", "out": "float32", "b": "rows"},
-    {"work": "plain", "m": 8192, "n": 8192, "k": 8192, "dtype": "bfloat16", "out": "bfloat16", "b": "rows"},
-    {"work": "plain", "m": 4096, "n": 4096, "k": 4096, "dtype": "float32", "out": "float32", "b": "rows"},
-    {"work": "plain", "m": 2048, "n": 2048, "k": 2048, "dtype": "float64", "out": "float64", "b": "rows"},
+    {**_LARGE, "dtype": "float16", "out": "float16", "b": "rows"},
+    {**_LARGE, "dtype": "float16", "out": "float32", "b": "rows"},
     *(
         {"work": "bias+silu+residual", "m": m, "n": n, "k": k, "dtype": "float16", "out": "float16", "b": "rows"}
         for m, n, k in _FUSED
@@ -37,6 +32,15 @@ CASES = [
         {"work": "batch", "batch": batch, "m": n, "n": n, "k": n, "dtype": dtype, "out": dtype, "b": "rows"}
         for batch, n, dtype in _BATCHED
     ),
+    *(
+        {"work": "plain", "m": m, "n": n, "k": k, "dtype": "float16", "out": "float16", "b": "rows"}
+        for m, n, k in _PLAIN
+    ),
+    {**_LARGE, "dtype": "float16", "out": "float16", "b": "columns"},
+    {**_LARGE, "dtype": "bfloat16", "out": "bfloat16", "b": "rows"},
+    {"work": "plain", "m": 4096, "n": 4095, "k": 4095, "dtype": "float16", "out": "float16", "b": "rows"},
+    {"work": "plain", "m": 4096, "n": 4096, "k": 4096, "dtype": "float32", "out": "float32", "b": "rows"},
+    {"work": "plain", "m": 2048, "n": 2048, "k": 2048, "dtype": "float64", "out": "float64", "b": "rows"},
 ]
 _ROWS = ("work", "m", "n", "k", "dtype", "out", "b")
 _PEERS = {"cuBLASLt": "cuBLASLt, autotuned", "torch": "torch", "devkernels": "devkernels.gemm"}
@@ -85,20 +89,30 @@ def set_up(case):
     lead = (batch,) if batch else ()
 
     def draw(*shape):
+        if dtype.is_complex:
+            return torch.randn(*shape, device="cuda", dtype=dtype, generator=generator)
         return torch.randn(*shape, device="cuda", generator=generator).to(dtype)
+
+    wide = torch.complex128 if dtype.is_complex else torch.float64
 
     a, b = draw(*lead, m, k), draw(*lead, k, n)
     if case["b"] == "columns":
         b = b.t().contiguous().t()
     chosen = torch.linspace(0, m - 1, 64, device="cuda").long().unique()
     pick = slice(0, 64) if batch else chosen
-    want = a[pick].double() @ (b[pick] if batch else b).double()
+    want = a[pick].to(wide) @ (b[pick] if batch else b).to(wide)
     fused = case["work"] == "bias+silu+residual"
     if fused:
         bias, residual = draw(n), draw(m, n)
         z = 0.05 * want + bias.double()
         want = z * torch.sigmoid(z) + residual[chosen].double()
-    rounding = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+    rounding = {
+        "float16": 2.0**-11,
+        "bfloat16": 2.0**-8,
+        "float32": 2.0**-24,
+        "float64": 2.0**-53,
+        "complex64": 2.0**-24,
+    }
     single = rounding["float64" if case["dtype"] == "float64" else "float32"]
     bound = 2 * rounding[case["out"]] + single * (4 + 2 * k**0.5)
 
@@ -106,7 +120,7 @@ def set_up(case):
         return torch.full((*lead, m, n), float("nan"), device="cuda", dtype=result)
 
     def check(out):
-        return lambda: float((out[pick].double() - want).norm() / want.norm())
+        return lambda: float((out[pick].to(wide) - want).norm() / want.norm())
 
     epilogue = ("bias", "silu", "residual") if fused else None
     extra = (bias, residual) if fused else ()
@@ -132,9 +146,9 @@ def set_up(case):
         contenders.append(
             _cublaslt(nvmath, cp, a, b, case, alpha, (bias, residual, last) if fused else None, check, bound)
         )
-    item, wide = a.element_size(), ours.element_size()
-    moved = a.numel() * item + b.numel() * item + ours.numel() * wide * (2 if fused else 1)
-    return Setup(contenders, moved, flops=2.0 * m * n * k * (batch or 1))
+    item = a.element_size()
+    moved = a.numel() * item + b.numel() * item + ours.numel() * ours.element_size() * (2 if fused else 1)
+    return Setup(contenders, moved, flops=(8.0 if dtype.is_complex else 2.0) * m * n * k * (batch or 1))
 
 
 def _cublaslt(nvmath, cp, a, b, case, alpha, fused, check, bound):

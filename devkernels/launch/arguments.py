@@ -73,6 +73,8 @@ class Table(dict):
         if not issubclass(kind, tuple):
             raise self.refuse(kind)
         items = self._items
+        if len(items) > 4 and all(item.kind == "scalar" and item.dtype == "int64" for item in self._parameter.items):
+            return self._for_words(len(items))
 
         def write(values: Any, buffer: Buffer) -> None:
             if len(values) != len(items):
@@ -103,6 +105,21 @@ class Table(dict):
                     )
                 fitting.add(pipeline)
             buffer.words64[index] = pipelines.address(pipeline)
+
+        return write
+
+    def _for_words(self, count: int) -> Writer:
+        """Many integers in a row, such as a tensor map, at once."""
+        pack, offset = struct.Struct(f"{count}q").pack_into, self._place.offsets[0]
+
+        def write(values: Any, buffer: Buffer) -> None:
+            if len(values) != count:
+                raise ArgumentError(
+                    f"Kernel {self._kernel}: argument {self._parameter.name} has {len(values)} items; "
+                    f"{count} are expected.",
+                    spec=self._parameter,
+                )
+            pack(buffer.memory, offset, *values)
 
         return write
 
