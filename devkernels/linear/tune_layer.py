@@ -52,22 +52,21 @@ def _relu_keeps(x, weight, plain: dict, with_mask: dict) -> list[dict[str, objec
         return []
     tokens, dtype, device = told.shape[0], told.dtype, told.device
     times = []
-    for report, kind, ld in ((plain, "relu", n), (with_mask, "relu_aux", relu_mask_bytes(n))):
-        found = activations.on_device(arrays, device, dtype, tokens, n, ld, kind, 0)
-        if found is None:
-            return []
-        kernel, new_dz, new_db = found
-        dy, db = new_dz(), new_db()
-        data = new_dz() if kind == "relu" else arrays.empty((tokens, ld), "uint8", device)
-        held = (dy, data, new_dz(), db)
-        pointers = [arrays.pointer(array) for array in held]
-        run = functools.partial(_on_the_current_stream, kernel, arrays, device, pointers)
-        with arrays.on(device):
+    with arrays.on(device):
+        for report, kind, ld in ((plain, "relu", n), (with_mask, "relu_aux", relu_mask_bytes(n))):
+            found = activations.on_device(arrays, device, dtype, tokens, n, ld, kind, 0)
+            if found is None:
+                return []
+            kernel, new_dz, new_db = found
+            data = new_dz() if kind == "relu" else arrays.empty((tokens, ld), "uint8", device)
+            held = (new_dz(), data, new_dz(), new_db())
+            pointers = [arrays.pointer(array) for array in held]
+            run = functools.partial(_on_the_current_stream, kernel, arrays, device, pointers)
             run()
             call, count = arrays.captured(run, 20), 20
             samples = [arrays.milliseconds(call, device) / count for _ in range(9)]
-        del held
-        times.append(report["milliseconds"][report["best"]] + statistics.median(samples))
+            del held
+            times.append(report["milliseconds"][report["best"]] + statistics.median(samples))
     mask = times[1] < times[0]
     kept.remember(arrays, tokens, n, k, dtype, device, mask)
     return [{"spec": "what ReLU keeps: its result, or a mask", "milliseconds": times, "best": int(mask)}]
