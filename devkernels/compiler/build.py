@@ -30,7 +30,8 @@ def build(
 ) -> list[Path]:
     """Build every kernel of `factories` for every target; return the files written.
 
-    `progress` is called with (target, ("total", number)) and (target, ("kernel", name)), from several threads.
+    `progress` is called with (target, ("total", number)), (target, ("kernel", name)), and for each device function that
+    is not in the cache (target, ("begun" or "done", name)); from several threads.
     """
 
     def one(target: Target) -> list[tuple[str, bytes]]:
@@ -62,7 +63,8 @@ def serve(report: Callable[[tuple], None], factories: list[str], target: str) ->
         report(("total", len(sources)))
         built = []
         for name, kernel, signature, notes in sources:
-            built.append((name, image.pack([compile_kernel(kernel, signature, where, notes=notes)])))
+            with functions.telling(lambda *told: report(told)):
+                built.append((name, image.pack([compile_kernel(kernel, signature, where, notes=notes)])))
             report(("kernel", name))
     return built
 

@@ -64,16 +64,20 @@ def _build(parsed: argparse.Namespace) -> int:
     chosen = [Target.parse(name) for name in dict.fromkeys(parsed.target or [str(target.current_target())])]
     sys.path.insert(0, os.getcwd())  # as `python -m` does: factories often lie in the working folder
     guard = threading.Lock()
-    with tqdm(total=0, unit="kernel", disable=parsed.quiet, desc="building") as bar:
+    with tqdm(total=0, unit="step", disable=parsed.quiet, desc="building") as bar:
 
         def progress(where: Target, content: tuple) -> None:
             what, value = content
             with guard:
-                if what == "total":
+                if what == "total":  # kernels
                     bar.total += value
                     bar.refresh()
+                    return
+                bar.set_postfix_str(f"{value} for {where}", refresh=False)
+                if what == "begun":  # a device function that some kernel needs
+                    bar.total += 1
+                    bar.refresh()
                 else:
-                    bar.set_postfix_str(f"{value} for {where}", refresh=False)
                     bar.update()
 
         written = build.build(parsed.factories, chosen, parsed.output, progress)

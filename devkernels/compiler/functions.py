@@ -17,7 +17,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -89,9 +89,38 @@ def build_all(requests: dict[str, Any]) -> dict[str, bytes]:
     return found
 
 
+_listener: Callable[[str, str], None] | None = None
+
+
+@contextlib.contextmanager
+def telling(listener: Callable[[str, str], None]) -> Iterator[None]:
+    """Within this block, `listener` is called with ("begun" or "done", name) for each function that is built."""
+    global _listener
+    before, _listener = _listener, listener
+    try:
+        yield
+    finally:
+        _listener = before
+
+
+@contextlib.contextmanager
+def _told(request: Any) -> Iterator[None]:
+    name, listener = str(getattr(request, "symbol", "function")), _listener
+    if listener is not None:
+        listener("begun", name)
+    yield
+    if listener is not None:
+        listener("done", name)
+
+
 def build(key: str, request: Any) -> bytes:
     """Build one function in this process, unless the cache has it by now."""
-    return cache.get_or_build(KIND, key, lambda: fulfil(request), spec=request)
+
+    def now() -> bytes:
+        with _told(request):
+            return fulfil(request)
+
+    return cache.get_or_build(KIND, key, now, spec=request)
 
 
 def fulfil(request: Any) -> bytes:
@@ -103,7 +132,8 @@ def fulfil(request: Any) -> bytes:
 
 
 def _build_apart(key: str, request: Any) -> bytes:
-    data, counts = run_worker(("function", key, request))
+    with _told(request):
+        data, counts = run_worker(("function", key, request))
     for event, number in counts.items():
         cache.count(KIND, event, number)
     cache.remember(KIND, key, data)

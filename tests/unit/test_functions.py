@@ -72,6 +72,16 @@ def test_several_are_built_at_once_and_only_once(stand_ins, tmp_path):
     assert cache.counts("ltoir")["builds"] == 4
 
 
+def test_a_listener_is_told_of_what_is_built(stand_ins, tmp_path):
+    told = []
+    requests = {name: stand_ins.Request(name, str(tmp_path)) for name in "abc"}
+    with functions.telling(lambda *what: told.append(what)):
+        functions.build_all(requests)
+        functions.build_all(requests)  # all are there: nothing to tell
+    functions.build_all({"d": stand_ins.Request("d", str(tmp_path))})
+    assert sorted(told) == [("begun", "function")] * 3 + [("done", "function")] * 3
+
+
 def test_one_is_built_here(stand_ins, tmp_path):
     import os
 
