@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
+from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedSizeError
 from devkernels.kernels import arrays, convolve_plan
 from devkernels.kernels.convolve_plan import COMPUTE, MODES
 from devkernels.kernels.convolver import FFTConvolve
@@ -161,9 +161,15 @@ def _convolve(in1: Any, in2: Any, mode: str, axes: Any, method: str | None, out:
 
         if len(second.shape) < 2 or 0 in (*first.shape[-2:], *second.shape[-2:]):
             raise ArgumentError(f"in1 has shape {first.shape} and in2 {second.shape}; both need two axes of samples.")
-        return make_fftconvolve2d(first.shape[-2:], second.shape[-2:], first.dtype, mode)(
-            in1, in2, out=out, stream=stream
-        )
+        try:
+            plan = make_fftconvolve2d(first.shape[-2:], second.shape[-2:], first.dtype, mode)
+        except UnsupportedSizeError:  # larger than a transform
+            from devkernels.kernels import convolve_tiles
+
+            arrays.check_same_device(first, second, ("in1", "in2"))
+            with arrays.on_stream(in1, stream):
+                return convolve_tiles.convolve(in1, in2, mode, out)
+        return plan(in1, in2, out=out, stream=stream)
     plan = make_fftconvolve(first.shape[-1], second.shape[-1], first.dtype, mode, method=method)
     return plan(in1, in2, out=out, stream=stream)
 

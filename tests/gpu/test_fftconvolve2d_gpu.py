@@ -104,3 +104,35 @@ def test_a_graph_keeps_its_work_area(rng):
         stream.synchronize()
     assert all(bool((other == 7).all()) for other in others)
     assert np.array_equal(out.get(), want)
+
+
+@pytest.mark.parametrize(
+    ("shape", "taps", "mode", "dtype"),
+    [((17000, 301), (63, 5), "same", "float32"), ((100, 40003), (7, 31), "full", "complex64"),
+     ((9000, 9000), (9, 9), "circular", "float64")],
+)  # fmt: skip
+def test_images_larger_than_a_transform_go_in_tiles(shape, taps, mode, dtype, rng):
+    x, h = random(rng, shape, dtype), random(rng, taps, dtype)
+    got = devkernels.fftconvolve(cupy.asarray(x), cupy.asarray(h), mode, axes=(-2, -1)).get()
+    wide = np.complex128 if dtype.startswith("c") else np.float64
+    if mode == "circular":
+        a = np.pad(x, [(taps[0] - 1, 0), (taps[1] - 1, 0)], mode="wrap")
+        want = signal.oaconvolve(a.astype(wide), h.astype(wide), "valid")
+    else:
+        want = signal.oaconvolve(x.astype(wide), h.astype(wide), mode)
+    assert relative_error(got, want) < fft_bound("float64" if dtype == "float64" else "float32", 1 << 26, 2)
+
+
+def test_gradients_through_tiles(rng, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from devkernels.kernels import convolve_tiles
+
+    monkeypatch.setattr(convolve_tiles, "_USUAL", 64)
+    x = torch.from_numpy(random(rng, (2, 90, 100), "float64")).cuda().requires_grad_()
+    h = torch.from_numpy(random(rng, (5, 3), "float64")).cuda().requires_grad_()
+    tiled = convolve_tiles.convolve(x, h, "same", None)
+    whole = devkernels.fftconvolve(x, h, "same", axes=(-2, -1))
+    weights = torch.randn_like(whole)
+    assert torch.allclose(tiled, whole, atol=1e-11)
+    got, want = (torch.autograd.grad((y * weights).sum(), (x, h)) for y in (tiled, whole))
+    assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(got, want, strict=True))

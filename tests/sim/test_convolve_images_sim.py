@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from devkernels.errors import ArgumentError
-from devkernels.kernels import convolve_grad, convolve_grad2d
+from devkernels.errors import ArgumentError, UnsupportedSizeError
+from devkernels.kernels import convolve_grad, convolve_grad2d, convolve_tiles, fftconvolve2d
 from devkernels.kernels.convolve_plan import window
 from devkernels.kernels.fftconvolve import correlate, fftconvolve
 from devkernels.kernels.fftconvolve2d import make_fftconvolve2d
@@ -125,3 +125,19 @@ def test_spectra_are_used_again_and_checked(rng):
         assert relative_error(plan(x, spectra=spectra), reference(x, h[0], "same")) < bound("float32", 64)
     with pytest.raises(ArgumentError, match="pass h"):
         plan(x, spectra=plan.prepare(h))
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "h_shape", "mode"), [((2, 1, 20, 9), (3, 3, 4), "full"), ((19, 18), (5, 5), "circular")]
+)
+def test_images_larger_than_a_transform_go_in_tiles(x_shape, h_shape, mode, rng, monkeypatch):
+    monkeypatch.setattr(convolve_tiles.choose, "largest", lambda words: 16)
+    monkeypatch.setattr(convolve_tiles, "_USUAL", 16)
+    fftconvolve2d._planned.cache_clear()
+    x, h = random(rng, x_shape, "float32"), random(rng, h_shape, "float32")
+    want = reference(x, h, mode)
+    out = np.full(want.shape, np.nan, "float32")
+    assert fftconvolve(x, h, mode, axes=(-2, -1), out=out) is out
+    assert relative_error(out, want) < bound("float32", 1024)
+    with pytest.raises(UnsupportedSizeError, match="tiles"):
+        fftconvolve(x, np.ones((15, 15), "float32"), "full", axes=(-2, -1))
