@@ -25,8 +25,8 @@ def _reach(taps: int, dtype: str) -> int:
     top = choose.largest(convolve_plan.word_bytes(convolve_plan.COMPUTE[dtype]))
     if taps > top // 2:
         raise UnsupportedSizeError(
-            f"Images whose axes need more than {top} points are done in tiles, for which a filter has at most {top // 2} "
-            f"taps, not {taps}."
+            f"Images whose axes need more than {top} points are done in tiles, for which a filter has at most "
+            f"{top // 2} taps, not {taps}."
         )
     return min(top, max(_USUAL, 4 * taps))
 
