@@ -147,6 +147,8 @@ class FFTConvolve:
             h_batch = tuple(h.shape[:-1])
         else:
             h_batch = spectra.batch
+        if h is None:
+            arrays.describe(x, "x")  # refuses a tensor whose gradient would get lost: it needs h
         rule, expand_x, expand_h = broadcast(seen.shape[:-1], h_batch)
         if expand_h:
             if h is None:

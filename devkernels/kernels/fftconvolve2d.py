@@ -113,6 +113,8 @@ class FFTConvolve2D:
                 if out is not None:
                     raise ArgumentError("out cannot be given where gradients are recorded; use torch.no_grad().")
                 return convolve_grad.apply(self, x, h)
+        if h is None:
+            arrays.describe(x, "x")  # refuses a tensor whose gradient would get lost: it needs h
         batch, groups, x, h = self._broadcast(seen.shape[:-2], x, h, spectra)
         shape = (*batch, *self.out_shape)
         if out is not None:

@@ -42,3 +42,5 @@ def test_only_what_is_wanted_is_computed_and_functions_of_ones_own_are_refused(r
     with pytest.raises(devkernels.DevkernelsError, match="derivatives"):
         plan(x, h)
     assert not plan(x.detach(), h.detach()).requires_grad
+    with pytest.raises(devkernels.DevkernelsError, match="requires a gradient"):
+        plan(x, spectra=plan.prepare(h.detach()))
