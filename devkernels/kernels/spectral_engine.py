@@ -58,6 +58,21 @@ class EngineFilter:
 
         return launch
 
+    def image_sources(self, filters: list, rows: str) -> dict[str, tuple]:
+        """Kernels for ``devkernels build``: of rows of the type `rows`, and of each dtype of H (or None, with `op`)."""
+        fft = self.fft
+        notes = {"size": self.size, "fft_size": fft.size, "dtype": self.dtype, "block": list(fft.block_dim),
+                 "shared": fft.shared_memory_size, "rows_per_block": fft.ffts_per_block * (1 + self.pairs)}  # fmt: skip
+        name, number = f"spectral_filter_{self.size}_{self.dtype}", f"{fft.dtype.name}[::1]"
+        found, small = {}, {**notes, "block": [_THREADS, 1, 1], "shared": 0}
+        for h in filters:
+            ordered = "" if h is None else f"{number}, "
+            found[f"{name}_rows"] = (rows_kernel(self), f"void({rows}, {ordered}{rows})", notes)
+            if h is not None:
+                order = order_kernel(fft, self.pairs)
+                found[f"{name}_order_{h}"] = (order, f"void({h}[:,::1], {number})", small)
+        return found
+
 
 def engine_filter(size: int, points: int, dtype: str, op: Callable | None) -> EngineFilter | None:
     """The engine's way for rows of `size` samples and transforms of `points`, or None where it has none."""

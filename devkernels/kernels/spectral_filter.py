@@ -83,9 +83,10 @@ class SpectralFilter:
     """A planned spectral filter; made by `make_spectral_filter`, which documents it."""
 
     def __init__(
-        self, size: int, dtype: str, forward: DeviceFFT, op: Callable | None, engine: EngineFilter | None = None
+        self, size: int, dtype: str, forward: DeviceFFT | None, op: Callable | None, engine: EngineFilter | None = None
     ):
         self.size, self.dtype, self.fft, self.op, self.engine = size, dtype, forward, op, engine
+        self.points = (forward if engine is None else engine.fft).size
         self._rows = _Rows(dtype)
         self._kernels: dict[object, Any] = {}
         self._recipes: dict[tuple, _Recipe] = {}
@@ -93,11 +94,13 @@ class SpectralFilter:
     @property
     def bins(self) -> int:
         """Values of H: the frequencies of ``numpy.fft.fft``, or of ``rfft`` for real data."""
-        return self.fft.output_length
+        return self.points // 2 + 1 if self._rows.real else self.points
 
     def __repr__(self) -> str:
         what = "device function" if self.op is not None else f"{self.bins} values of H"
-        how = self.fft if self.engine is None else f"{self.engine.fft.plan.radices} of the engine, else {self.fft!r}"
+        how = " else ".join(
+            part for part in (self.engine and f"{self.engine.fft.plan.radices} of the engine", repr(self.fft)) if part
+        )
         return f"<SpectralFilter size {self.size}, {self.dtype}, {what}, {how}>"
 
     def kernel(self, filter_dtype: str | None = None):
@@ -114,11 +117,14 @@ class SpectralFilter:
         """Kernels of this filter for ``devkernels build``, by file name: for H complex and real, or with `op` inside.
 
         They take rows in C order, H as (1 or rows, bins), and the output: ``kernel[grid, block, stream, shared](x, h,
-        y)``, one thread block for each ``notes["rows_per_block"]`` rows.
+        y)``, one thread block for each ``notes["rows_per_block"]`` rows. Of lengths that `devkernels.fft` lacks there
+        are the engine's two kernels instead: one that puts H in order, and one that takes it so.
         """
         x = f"{self._rows.stored}[{':,' * self._rows.tail}::1]"
         precision = _PRECISION[self.dtype]
         filters = [None] if self.op is not None else [_FILTER_COMPLEX[precision], _FILTER_REAL[precision]]
+        if self.fft is None:
+            return self.engine.image_sources(filters, x)
         launch = self.fft.launch(rows=1)
         notes = {"size": self.size, "fft_size": self.fft.size, "dtype": self.dtype, "bins": self.bins,
                  "rows_per_block": self.fft.ffts_per_block, "block": list(launch.block),
@@ -158,6 +164,11 @@ class SpectralFilter:
         """Function ``f(x, h, y)`` that launches what filters that many rows."""
         if self.engine is not None and (h is None or len(h) == 1):
             return self.engine.launches(rows)
+        if self.fft is None:
+            raise UnsupportedSizeError(
+                f"One filter for each row needs a device transform, and devkernels.fft has none of {self.points} "
+                f"points; pass one H for all rows, or make the filter with a longer fft_size.", spec=self,
+            )  # fmt: skip
         run = self.kernel(None if h is None else arrays.describe(h, "H").dtype)[self.fft.launch(rows=rows)]
         return lambda x, h, y: run(x, y) if h is None else run(x, h, y)
 
@@ -249,7 +260,7 @@ class SpectralFilter:
         if mine.shape not in shapes:
             raise ArgumentError(
                 f"H has shape {mine.shape}; it must be {' (one filter for all rows) or '.join(map(str, shapes))}"
-                f"{' (one per row)' if batch else ''}: {self.bins} frequencies of a {self.fft.size}-point transform"
+                f"{' (one per row)' if batch else ''}: {self.bins} frequencies of a {self.points}-point transform"
                 f"{' of real data' if self._rows.real else ''}.",
                 spec=self,
             )
@@ -325,9 +336,13 @@ def make_spectral_filter(
         )
     if op is not None and not callable(op):
         raise SpecError(f"op={op!r} is not a function op(X, k).")
+    chosen = ffts_per_block is not None or elements_per_thread is not None
+    engine = None if chosen else engine_filter(size, points, name, op)
     try:
         forward = forward_fft(points, _PRECISION[name], _Rows(name).real, sm, ffts_per_block, elements_per_thread)
     except UnsupportedSizeError as error:
+        if engine is not None:
+            return SpectralFilter(size, name, None, op, engine)
         kind = "r2c" if _Rows(name).real else "c2c"
         try:
             above = fft.next_supported_size(points, _PRECISION[name], kind, sm)
@@ -338,8 +353,7 @@ def make_spectral_filter(
             f"{above} points.",
             spec=error.spec,
         ) from None
-    chosen = ffts_per_block is not None or elements_per_thread is not None
-    return SpectralFilter(size, name, forward, op, None if chosen else engine_filter(size, points, name, op))
+    return SpectralFilter(size, name, forward, op, engine)
 
 
 @functools.lru_cache(maxsize=256)

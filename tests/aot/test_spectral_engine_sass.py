@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from numba import types
 
+import devkernels
 from devkernels.kernels import spectral_engine
 from tests.sass import Sass
 
@@ -63,3 +64,11 @@ def test_filters_are_put_in_order(h, real_rows):
     plan = spectral_engine.engine_filter(256, 256, "complex64", None)
     image = spectral_engine.order_kernel(plan.fft, real_rows).compile(types.void(rows_of(h), C64[::1]), "sm_90")
     assert image.local_bytes == 0
+
+
+@pytest.mark.parametrize(("dtype", "kernels"), [("complex64", 3), ("float32", 3), ("complex32", 3)])
+def test_images_of_a_length_that_only_the_engine_has(dtype, kernels):
+    sources = devkernels.make_spectral_filter(768, dtype).image_sources()
+    assert len(sources) == kernels
+    for kernel, signature, notes in sources.values():
+        assert devkernels.compile(kernel, signature, "sm_90", notes=notes).local_bytes == 0

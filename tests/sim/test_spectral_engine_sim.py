@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+import devkernels
 from devkernels import make_spectral_filter, reference
 from devkernels.engine import spectrum
 from devkernels.engine.block_fft import block_fft
+from devkernels.errors import UnsupportedSizeError
 from devkernels.kernels import arrays
 from devkernels.tolerance import fft_bound, relative_error
 from tests.filter_cases import FILTER_DTYPE, bins, random
@@ -73,6 +75,22 @@ def test_one_row_of_filters_for_each_row_goes_the_other_way(rng, monkeypatch):
     assert relative_error(plan(x, H), reference.spectral_filter(x, H)) < fft_bound("complex64", 16, 2)
     assert make_spectral_filter(16, "complex64", ffts_per_block=4).engine is None
     assert make_spectral_filter(16, "float32", op=lambda X, k: X).engine is None
+
+
+def test_lengths_that_only_the_engine_has(rng):
+    with pytest.raises(UnsupportedSizeError):
+        devkernels.fft(fft_type="c2c", size=768, precision="float32", direction="forward", sm="sm_90")
+    plan = make_spectral_filter(768, "complex64")
+    x, H = random(rng, (2, 768), "complex64"), random(rng, 768, "complex64")
+    assert relative_error(plan(x, H), reference.spectral_filter(x, H)) < fft_bound("complex64", 768, 2)
+    with pytest.raises(UnsupportedSizeError, match="one H for all rows"):
+        plan(x, np.stack([H, H]))
+    assert "engine" in repr(plan)
+    names = list(plan.image_sources())
+    assert names == ["spectral_filter_768_complex64_rows", "spectral_filter_768_complex64_order_complex64",
+                     "spectral_filter_768_complex64_order_float32"]  # fmt: skip
+    with pytest.raises(UnsupportedSizeError, match="fft_size="):
+        make_spectral_filter(768, "float32", op=lambda X, k: X)
 
 
 def test_a_given_stream_is_made_current(rng, monkeypatch):
