@@ -92,6 +92,7 @@ class LtMatmul:
         self._alpha, self._beta = _scalar(alpha, scale_type), _scalar(beta, scale_type)
         # What the descriptor holds, and who may write it: shared by every `launch` that `use` makes.
         self._slot, self._lock, self._held = ctypes.c_int64(_DUMMY), threading.Lock(), [_DUMMY, _DUMMY]
+        self._types = compute, scale_type
         self._descriptor = lt.matmul_desc_create(compute, scale_type)
         self._owned = _Descriptors(self._descriptor)
         layouts = self._owned.layouts
@@ -105,7 +106,7 @@ class LtMatmul:
         self._d = self._layout(layouts, spec.out_dtype, spec.n, spec.m, Layout(out.ld, False, out.batch_stride))
         c = spec.c if use_c and spec.c is not None else out
         self._c = self._layout(layouts, spec.c_dtype, spec.n, spec.m, Layout(c.ld, False, c.batch_stride))
-        self._describe()
+        self._describe(self._descriptor)
         self._algorithm = None
         self.workspace_bytes = 0
         self.launch = None
@@ -129,10 +130,10 @@ class LtMatmul:
             _set(lt.matrix_layout_set_attribute, handle, _BATCH_OFFSET, ctypes.c_int64(layout.batch_stride))
         return handle
 
-    def _describe(self) -> None:
-        """Everything in the descriptor that stays as it is."""
+    def _describe(self, descriptor: int) -> None:
+        """Write everything into a descriptor that stays as it is."""
         lt, spec, epilog = bindings(), self.spec, self.epilog
-        put = functools.partial(_set, lt.matmul_desc_set_attribute, self._descriptor)
+        put = functools.partial(_set, lt.matmul_desc_set_attribute, descriptor)
         put(_TRANSA, ctypes.c_int32(int(spec.b.transposed != self._turn_b)))
         put(_TRANSB, ctypes.c_int32(int(spec.a.transposed != self._turn_a)))
         put(_EPILOGUE, ctypes.c_uint32(int(self._library_epilog)))
@@ -269,3 +270,36 @@ class LtMatmul:
             del memory
 
         return launch
+
+    def fixed(self, a: int, b: int, c: int, bias: int):
+        """Build ``call(out, stream)`` for operands that stay where they are, without mask or gradient.
+
+        A descriptor of its own holds the bias: nothing is compared, written or locked any more.
+        """
+        lt = bindings()
+        owned = _Descriptors(lt.matmul_desc_create(*self._types))
+        descriptor = owned.descriptor
+        self._describe(descriptor)
+        if bias:
+            _set(lt.matmul_desc_set_attribute, descriptor, _BIAS_POINTER, ctypes.c_int64(bias))
+        matmul, error_kind, handle, spec = lt.matmul, lt.cuBLASLtError, self._handle, self.spec
+        alpha, beta, algorithm = (ctypes.addressof(x) for x in (self._alpha, self._beta, self._algorithm))
+        a_layout, b_layout, c_layout, d_layout = self._a, self._b, self._c, self._d
+        arrays, device, size = self.arrays, self.device, WORKSPACE_BYTES if self.workspace_bytes else 0
+        spaces = _workspace.spaces(arrays, device)
+        keep = (owned, self._owned, self._algorithm, self._alpha, self._beta)
+
+        def call(out, stream):
+            space, memory = 0, keep
+            if size:
+                space = spaces.get(stream)
+                if space is None:
+                    space, memory = _workspace.reserve(arrays, device, stream)
+            try:
+                matmul(handle, descriptor, alpha, b, b_layout, a, a_layout, beta, c, c_layout, out, d_layout,
+                       algorithm, space, size, stream)  # fmt: skip
+            except error_kind as error:
+                raise ResourceError(f"cuBLASLt failed at {spec}: {error}", spec=spec) from error
+            del memory
+
+        return call

@@ -1,5 +1,6 @@
 """fused_matmul against float64: on NumPy, and through the descriptors of every cuBLASLt product (on a CPU stand-in)."""
 
+import gc
 import itertools
 import subprocess
 import sys
@@ -254,13 +255,21 @@ def test_what_did_not_change_is_not_written_again(lt, rng):
     with FusedMatmul(a, b, epilog="BIAS", bias=bias) as mm:
         mm.plan()
         out = on_256_bytes(mm.execute())
+        mm.execute(out=out)  # the second call makes a descriptor of its own
         before = len(lt.writes)
         for _ in range(3):
-            mm.execute(out=out)
+            out[...] = np.nan
+            assert relative_error(mm.execute(out=out), a.astype(float) @ b + bias) <= 1e-6
         assert len(lt.writes) == before
         mm.reset_operands(bias=on_256_bytes(bias + 1))
-        assert relative_error(mm.execute(out=out), a.astype(float) @ b + bias + 1) <= 1e-6
-        assert len(lt.writes) == before + 1
+        for turn in range(3):
+            out[...] = np.nan
+            assert relative_error(mm.execute(out=out), a.astype(float) @ b + bias + 1) <= 1e-6
+            assert len(lt.writes) == before + (1, 6, 6)[turn]
+        destroyed = lt.destroyed
+        mm.free()
+        gc.collect()
+        assert lt.destroyed >= destroyed + 1  # the descriptor of these operands; the plan's stays in the cache
 
 
 def test_streams_have_workspaces_of_their_own(lt, rng):
