@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from devkernels.linear._torch_run import backward, forward_code, keeps_mask, mlp_backward, mlp_forward, run
+from devkernels.linear._torch_train import known, learn
 from devkernels.linear.epilog import gelu_aux_columns, relu_mask_bytes
 
 _grad_enabled = torch.is_grad_enabled
@@ -17,7 +18,13 @@ _grad_enabled = torch.is_grad_enabled
 
 def _linear_backward(ctx, dy):
     x, weight, kept = ctx.saved_tensors
-    dx, dw, db = backward(dy, x, weight, kept, ctx.activation, ctx.needs_input_grad)
+    needs, training = ctx.needs_input_grad, ctx.training
+    if training is not None:
+        found = training.backward(dy, x, weight, kept, needs)
+        if found is not None:
+            return (*found, None)
+        training.learn(dy, x, weight, kept, needs)
+    dx, dw, db = backward(dy, x, weight, kept, ctx.activation, needs)
     return dx, dw, db, None
 
 
@@ -30,8 +37,14 @@ class LinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, activation):
         """Run the product; keep its mask, or the result of ReLU."""
-        y, aux = run(x, weight, bias, forward_code(activation, bias is not None, keeps_mask(x, weight, activation)))
-        ctx.activation = activation
+        training = known(weight, activation)
+        found = None if training is None else training.forward(x, weight, bias)
+        if found is None:
+            code = forward_code(activation, bias is not None, keeps_mask(x, weight, activation))
+            found = run(x, weight, bias, code)
+            training = learn(x, weight, bias, activation, code)
+        y, aux = found
+        ctx.activation, ctx.training = activation, training
         ctx.save_for_backward(x, weight, y if aux is None and activation is not None else aux)
         return y
 

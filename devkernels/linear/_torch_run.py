@@ -120,6 +120,11 @@ def forward_code(activation: str | None, bias: bool, aux: bool) -> int:
     return int(Epilog.of(activation, bias=bias, aux=aux))
 
 
+def on_gpu(x: Tensor) -> bool:
+    """Whether a tensor lies on a GPU."""
+    return x.is_cuda
+
+
 def keeps_mask(x: Tensor, weight: Tensor, activation: str | None) -> bool:
     """Whether the forward product keeps a mask: always for GELU; for ReLU where that was measured to be faster."""
     if activation == "gelu":
@@ -176,7 +181,7 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, activat
              needs: tuple[bool, ...]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of input, weight and bias of one layer, those that are needed."""
     kind = None if activation is None else kind_of(activation, kept)
-    if dy.is_cuda and needs[0] and needs[1]:
+    if needs[0] and needs[1] and on_gpu(dy):
         step = _step_for(dy, x, weight, kept, kind, needs[2])
         if step is not None:
             return step(dy, x, weight, kept)

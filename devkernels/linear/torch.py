@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from devkernels.errors import ArgumentError, SpecError
 from devkernels.linear import _torch_ops as ops
 from devkernels.linear import _torch_run as raw
+from devkernels.linear import _torch_train
 from devkernels.linear._torch_quick import any_autocast, autocast
 from devkernels.linear._torch_quick import linear as _linear
 from devkernels.linear.epilog import Epilog
@@ -123,6 +124,7 @@ class FusedLinear(nn.Module):
             x, weight, bias = autocast(x.detach(), self.weight.detach(), bias)
             reports = tune(raw.flatten("x", x), weight, bias, self.activation, backward=backward, candidates=candidates)
             raw.forget_kept()
+            _torch_train.forget()
             return reports
 
     def extra_repr(self) -> str:

@@ -79,7 +79,7 @@ def enter_torch_world(monkeypatch, tmp_path):
     """Start afresh; products of tensors go through descriptors and a cuBLASLt on the CPU, as if they lay on a GPU."""
     import contextlib
 
-    from devkernels.linear import _torch_quick, _torch_run
+    from devkernels.linear import _torch_quick, _torch_run, _torch_train
 
     fake = enter_world(monkeypatch, tmp_path, "lt")
 
@@ -109,7 +109,7 @@ def enter_torch_world(monkeypatch, tmp_path):
     monkeypatch.setitem(arrays._by_type, world.torch.nn.Parameter, world)
     monkeypatch.setattr(_torch_run, "_ARRAYS", world)
     monkeypatch.setattr(_torch_run, "_raw_stream", lambda index: 0)
-    for module in (_torch_run, _torch_quick):
+    for module in (_torch_run, _torch_quick, _torch_train):
         for name, value in list(vars(module).items()):
             if isinstance(value, Bounded):
                 monkeypatch.setattr(module, name, Bounded(value.limit))

@@ -1,7 +1,9 @@
 """devkernels.linear.torch through a cuBLASLt on the CPU, as on a GPU: planned calls, and what makes them new."""
 
+import ctypes
 import importlib.util
 
+import numpy as np
 import pytest
 
 if importlib.util.find_spec("torch") is None:
@@ -11,9 +13,9 @@ import torch
 from torch import nn
 
 from devkernels.errors import DevkernelsError
-from devkernels.linear import _torch_ops, _torch_quick
+from devkernels.linear import _torch_ops, _torch_quick, _torch_run, _torch_train
 from devkernels.linear.torch import FusedLinear, FusedMLP, fused_linear
-from tests.unit.linear_support import enter_torch_world
+from tests.unit.linear_support import enter_torch_world, gelu_slope
 
 ACTIVATIONS = {None: lambda x: x, "relu": torch.relu, "gelu": nn.GELU("tanh")}
 
@@ -123,3 +125,75 @@ def test_modules_and_gradients(lt, monkeypatch, activation, mask):
     mlp = FusedMLP([8, 5, 3], activation or "relu", dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda x, *p: mlp(x), (x, *mlp.parameters()))
     assert lt.calls > 20
+
+
+class Pass:
+    """The kernel of an activation on the CPU: on pointers, as the one on a GPU."""
+
+    def __init__(self, rows, columns, kind):
+        self.rows, self.columns, self.kind = rows, columns, kind
+
+    def view(self, pointer, shape, dtype="f8"):
+        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return np.frombuffer((ctypes.c_char * count).from_address(pointer), dtype).reshape(shape)
+
+    def launch(self, dy, kept, dz, db, stream):
+        shape = self.rows, self.columns
+        if self.kind == "relu":
+            slope = self.view(kept, shape) > 0
+        elif self.kind == "relu_aux":
+            bits = self.view(kept, (self.rows, -(-self.columns // 128) * 16), "u1")
+            slope = np.unpackbits(bits, axis=1, bitorder="little")[:, : self.columns]
+        else:
+            slope = gelu_slope(self.view(kept, (self.rows, -(-self.columns // 8) * 8))[:, : self.columns])
+        self.view(dz, shape)[...] = self.view(dy, shape) * slope
+        if db:
+            self.view(db, (self.columns,))[...] = self.view(dz, shape).sum(0)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_training_steps_that_repeat_take_the_short_way(lt, monkeypatch, activation, mask, with_bias):
+    makers = _torch_run._ARRAYS.maker
+
+    def align(x):
+        whole = x.new_empty(x.numel() + 256)
+        start = -whole.data_ptr() % 256 // whole.element_size()
+        return whole[start : start + x.numel()].view(x.shape).copy_(x)
+
+    def maker(self, *about):
+        make = makers(*about)
+        return lambda: align(make())
+
+    monkeypatch.setattr(type(_torch_run._ARRAYS), "maker", maker)
+    monkeypatch.setattr(_torch_run, "on_gpu", lambda x: True)
+    monkeypatch.setattr(_torch_ops, "keeps_mask", lambda x, w, a: a == "gelu" or (mask and a == "relu"))
+    monkeypatch.setattr(
+        _torch_run, "on_device", lambda arrays, device, dtype, rows, columns, ld, kind, bits: (
+            Pass(rows, columns, kind), arrays.maker((rows, columns), dtype, device),
+            arrays.maker((columns,), dtype, device)),
+    )  # fmt: skip
+    weight = aligned(16, 8, dtype=torch.float64).requires_grad_()
+    bias = aligned(16, dtype=torch.float64).requires_grad_() if with_bias else None
+    took = []
+    monkeypatch.setattr(_torch_ops, "backward", lambda *a, f=_torch_ops.backward: (took.append("long"), f(*a))[1])
+    for turn in range(5):
+        x = aligned(3, 4, 8, dtype=torch.float64).requires_grad_()
+        leaves = [t for t in (x, weight, bias) if t is not None]
+        y, dy = fused_linear(x, weight, bias, activation), aligned(3, 4, 16, dtype=torch.float64)
+        want = ACTIVATIONS[activation](nn.functional.linear(x, weight, bias))
+        assert torch.allclose(y, want)
+        for one, other in zip(torch.autograd.grad(y, leaves, dy), torch.autograd.grad(want, leaves, dy), strict=True):
+            assert torch.allclose(one, other)
+        if turn == 2:
+            assert _torch_train.known(weight, activation)._step is not None
+            weight.data = align(weight.data * 0.5)  # another address; the check does not mind
+            took.clear()
+    assert not took
+    y = fused_linear(x, weight, bias, activation)  # a gradient that looks otherwise
+    torch.autograd.grad(y, leaves, aligned(3, 16, 4, dtype=torch.float64).mT)
+    assert len(took) == 1
+    y = fused_linear(x.detach(), weight, bias, activation)  # other gradients are needed
+    torch.autograd.grad(y, leaves[1:], dy)
+    assert len(took) == 2
