@@ -36,6 +36,7 @@ _PUBLIC = {
     "make_fftconvolve": "devkernels.kernels.fftconvolve",
     "make_fftconvolve2d": "devkernels.kernels.fftconvolve2d",
     "make_gemm": "devkernels.kernels.gemm",
+    "make_gemm_chain": "devkernels.kernels.gemm_chain",
     "make_spectral_filter": "devkernels.kernels.spectral_filter",
     "matmul": "devkernels.device.matmul",
     "oaconvolve": "devkernels.kernels.fftconvolve",
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from devkernels.kernels.fftconvolve import correlate, fftconvolve, make_fftconvolve, oaconvolve
     from devkernels.kernels.fftconvolve2d import make_fftconvolve2d
     from devkernels.kernels.gemm import gemm, make_gemm
+    from devkernels.kernels.gemm_chain import make_gemm_chain
     from devkernels.kernels.spectral_filter import make_spectral_filter, spectral_filter
     from devkernels.launch import Launcher, kernel, load_image
     from devkernels.lazy import cuda

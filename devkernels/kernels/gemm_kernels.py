@@ -52,13 +52,13 @@ def prepare(spec: GemmSpec, a: Any, b: Any, c: Any, d: Any, extra: tuple, stream
     return _portable(spec, left, right, c, result, extra, stream)
 
 
-def _numbers(spec: GemmSpec, extra: tuple) -> tuple:
+def numbers(spec: GemmSpec, extra: tuple) -> tuple:
     """Python's floating-point numbers in the accumulator's kind: as float64 they would make all arithmetic wide."""
     kind = np.dtype(spec.accumulate).type
     return tuple(kind(x) if isinstance(x, float) else x for x in extra)
 
 
-def _batched(x: Any, batch: int) -> Any:
+def batched_view(x: Any, batch: int) -> Any:
     """View with three axes; one matrix is repeated by a stride of 0."""
     if len(x.shape) == 2:
         x = x[None]
@@ -83,8 +83,8 @@ def _portable(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tu
     launch, batch = kernel[grid, tiling.threads, stream], d.batch
 
     def run(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> None:
-        views = [_batched(x, batch) for x in (a, b, d if c is None else c, d)]
-        launch(*views, alpha, beta, _numbers(spec, extra))
+        views = [batched_view(x, batch) for x in (a, b, d if c is None else c, d)]
+        launch(*views, alpha, beta, numbers(spec, extra))
 
     return run
 
@@ -130,8 +130,8 @@ def _tensor(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tupl
     launch, batch = tensor_kernel(spec, tiling, batched)[grid, tensor.THREADS, stream], d.batch
 
     def run(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> None:
-        views = [_batched(x, batch) for x in (a, b, d if c is None else c, d)]
-        launch(*views, alpha, beta, _numbers(spec, extra))
+        views = [batched_view(x, batch) for x in (a, b, d if c is None else c, d)]
+        launch(*views, alpha, beta, numbers(spec, extra))
 
     return run
 
@@ -151,7 +151,7 @@ def _small(spec: GemmSpec, tiling: small.SmallTiling, d: Matrix, extra: tuple, s
     launch = small_kernel(spec, tiling, batched)[tiling.blocks(batch), small.THREADS, stream]
 
     def run(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> None:
-        launch(*(x if len(x.shape) == 3 else x[None] for x in (a, b, d)), batch, alpha, _numbers(spec, extra))
+        launch(*(x if len(x.shape) == 3 else x[None] for x in (a, b, d)), batch, alpha, numbers(spec, extra))
 
     return run
 
@@ -182,9 +182,9 @@ def _warpgroup(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: t
 
     def run(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> None:
         nonlocal checked
-        d = _batched(d, batch)
-        c = d if c is None else _batched(c, batch)
-        values = (maps, rows, columns, steps, batch, alpha, beta, c, d, _numbers(spec, extra))
+        d = batched_view(d, batch)
+        c = d if c is None else batched_view(c, batch)
+        values = (maps, rows, columns, steps, batch, alpha, beta, c, d, numbers(spec, extra))
         if not checked:
             _check_parameters(kernel.launcher(values).image)
             checked = True

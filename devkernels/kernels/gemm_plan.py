@@ -100,6 +100,18 @@ class Gemm:
             self._launches.clear()
         self._launches[key] = again
 
+    def check(self, a: Any, b: Any, alpha: float, extra: tuple) -> dict:
+        """Check the operands of a call that has no c; return their axes."""
+        seen = self._operands(a, b, None)
+        self._scalars(alpha, 0)
+        self._check_extra(extra, operands_of(self.spec.steps), seen, a)
+        return seen
+
+    def check_into(self, a: Any, b: Any, extra: tuple, out: Any, like: Any) -> Any:
+        """As `check`; return `out`, checked, or a new array of the kind of `like`."""
+        seen = self.check(a, b, 1, extra)
+        return self._result(like, seen, out)
+
     # -- checks, all before anything is launched or written ------------------------------------------------------------
 
     def _scalars(self, alpha: Any, beta: Any) -> tuple:

@@ -31,24 +31,16 @@ class TensorTiling:
     has_c: bool
 
 
-def make_kernel(t: TensorTiling, epilogue: Callable) -> Callable:
-    """Return ``gemm(a, b, c, d, alpha, beta, extra)`` on arrays with three axes: batch, rows, columns.
-
-    The grid has tiles of columns, batch after batch, along x and tiles of rows along y.
-    """
+def make_load_a(a_rows: bool, a_wide: bool) -> Callable:
+    """Device function ``load(x, to, batch, row0, k0)``: 128 x 32 elements to shared memory, (i, k) at 64 i + 2 k."""
     from devkernels.matrix import ptx, tensor_calls
 
-    put, put8 = tensor_calls.make_put_element(), tensor_calls.make_put_eight()
-    product, clear = tensor_calls.make_warp_tile(t.kind, 64, B_PITCH), tensor_calls.make_clear(64)
-    end = tensor_calls.make_end(t.out_dtype, 64, t.has_c)
-    a_rows, b_rows, a_wide, b_wide = t.a_along_rows, t.b_along_rows, t.a_wide, t.b_wide
-    shared_address, address, u32, u64 = ptx.shared_address, ptx.address, np.uint32, np.uint64
-    tile, depth, threads, a_bytes, pitch, words = TILE, DEPTH, THREADS, A_BYTES, B_PITCH, SHARED_BYTES // 16
-    count, eighths, two = TILE * DEPTH, TILE * DEPTH // 8, np.uint64(2)
+    put, put8, address = tensor_calls.make_put_element(), tensor_calls.make_put_eight(), ptx.address
+    u32, u64, two, threads = np.uint32, np.uint64, np.uint64(2), THREADS
+    count, eighths = TILE * DEPTH, TILE * DEPTH // 8
 
     @cuda.jit(device=True, forceinline=True)
     def load_a(x, to, batch, row0, k0):
-        """Element (i, k) at 64 i + 2 k."""
         rows, inner = np.int32(x.shape[1]), np.int32(x.shape[2])
         if a_wide:
             base = address(x) + u64(batch * x.strides[0])
@@ -64,9 +56,20 @@ def make_kernel(t: TensorTiling, epilogue: Callable) -> Callable:
                     i, k = e & 127, e >> 7
                 put(to + u32((i << 6) + (k << 1)), x, batch, row0 + i, k0 + k, row0 + i < rows and k0 + k < inner)
 
+    return load_a
+
+
+def make_load_b(b_rows: bool, b_wide: bool) -> Callable:
+    """Device function ``load(x, to, batch, k0, column0)``: 32 x 128 elements; see tensor_calls.make_warp_tile."""
+    from devkernels.matrix import ptx, tensor_calls
+
+    put, put8, address = tensor_calls.make_put_element(), tensor_calls.make_put_eight(), ptx.address
+    u32, u64, two, threads = np.uint32, np.uint64, np.uint64(2), THREADS
+    count, eighths = TILE * DEPTH, TILE * DEPTH // 8
+    pitch = B_PITCH
+
     @cuda.jit(device=True, forceinline=True)
     def load_b(x, to, batch, k0, column0):
-        """Element (k, j) in row k; see tensor_calls.make_warp_tile."""
         inner, columns = np.int32(x.shape[1]), np.int32(x.shape[2])
         if b_wide:
             base = address(x) + u64(batch * x.strides[0])
@@ -84,6 +87,22 @@ def make_kernel(t: TensorTiling, epilogue: Callable) -> Callable:
                     k, j = e & 31, e >> 5
                 inside = k0 + k < inner and column0 + j < columns
                 put(to + u32(k * pitch + ((j << 1) ^ ((k >> 3) << 5))), x, batch, k0 + k, column0 + j, inside)
+
+    return load_b
+
+
+def make_kernel(t: TensorTiling, epilogue: Callable) -> Callable:
+    """Return ``gemm(a, b, c, d, alpha, beta, extra)`` on arrays with three axes: batch, rows, columns.
+
+    The grid has tiles of columns, batch after batch, along x and tiles of rows along y.
+    """
+    from devkernels.matrix import ptx, tensor_calls
+
+    product, clear = tensor_calls.make_warp_tile(t.kind, 64, B_PITCH), tensor_calls.make_clear(64)
+    end = tensor_calls.make_end(t.out_dtype, 64, t.has_c)
+    load_a, load_b = make_load_a(t.a_along_rows, t.a_wide), make_load_b(t.b_along_rows, t.b_wide)
+    shared_address, u32 = ptx.shared_address, np.uint32
+    tile, depth, a_bytes, words = TILE, DEPTH, A_BYTES, SHARED_BYTES // 16
 
     def gemm(a, b, c, d, alpha, beta, extra):
         memory = cuda.shared.array(words, np.complex128)  # 16 bytes each, and aligned so

@@ -156,6 +156,25 @@ def make_clear(count: int) -> Callable:
 
 
 @functools.cache
+def make_scale(count: int) -> Callable:
+    """Return ``scale(sums, factor)``."""
+
+    @intrinsic
+    def scale(typingctx, sums, factor):
+        def codegen(context, builder, signature, arguments):
+            target = _place(context, builder, signature.args[0], arguments[0])
+            by = context.cast(builder, arguments[1], signature.args[1], types.float32)
+            for i in range(count):
+                slot = _slot(builder, target, i)
+                builder.store(builder.fmul(builder.load(slot), by), slot)
+            return context.get_dummy_value()
+
+        return types.void(sums, factor), codegen
+
+    return scale
+
+
+@functools.cache
 def make_end(dtype: str, rows: int, has_c: bool) -> Callable:
     """Return ``end(function, sums, alpha, beta, batch, row, column, c, d, extra)``: finish a thread's sums, masked.
 
@@ -209,3 +228,52 @@ def make_end(dtype: str, rows: int, has_c: bool) -> Callable:
         return types.void(function, sums, alpha, beta, batch, row, column, c, d, extra), codegen
 
     return end
+
+
+@functools.cache
+def make_keep(dtype: str, rows: int) -> Callable:
+    """Return ``keep(function, sums, to, batch, row, column, last_row, last_column, extra)``: an end in shared memory.
+
+    A thread's 8 x (rows // 8) sums, as in `make_end`, become 16-bit elements at ``to + 512 i``. The function is called
+    inside only: beyond the last row with the last one, beyond the last column not at all; such elements are zero, so
+    that a product with them adds nothing.
+    """
+
+    @intrinsic
+    def keep(typingctx, function, sums, to, batch, row, column, last_row, last_column, extra):
+        kinds = (types.float32, types.int32, types.int32, types.int32, extra)
+        inner = function.get_call_type(typingctx, kinds, {})
+
+        def codegen(context, builder, signature, arguments):
+            target = _place(context, builder, signature.args[1], arguments[1])
+            base = context.cast(builder, arguments[2], signature.args[2], types.uint32)
+            batch_, row_, column_, last_row_, last_column_ = (
+                context.cast(builder, v, t, types.int32)
+                for v, t in zip(arguments[3:8], signature.args[3:8], strict=True)
+            )
+            run, zero = context.get_function(function, inner), ir.Constant(ir.FloatType(), 0.0)
+
+            def least(a, b):
+                return builder.select(builder.icmp_signed("<", a, b), a, b)
+
+            for i in range(rows // 8):
+                own_row, results = least(builder.add(row_, i32(8 * i)), last_row_), []
+                for j in range(8):
+                    own_column = builder.add(column_, i32(j))
+                    inside = builder.icmp_signed("<=", own_column, last_column_)
+                    value = builder.load(_slot(builder, target, 8 * i + j))
+                    given = [value, batch_, own_row, least(own_column, last_column_), arguments[8]]
+                    given = [context.cast(builder, v, have, want)
+                             for v, have, want in zip(given, kinds, inner.args, strict=True)]  # fmt: skip
+                    result = context.cast(builder, run(builder, given), inner.return_type, types.float32)
+                    results.append(builder.select(inside, result, zero))
+                words, vector = pack(builder, results, dtype), ir.VectorType(ir.IntType(32), 4)
+                value = ir.Constant(vector, ir.Undefined)
+                for k, word in enumerate(words):
+                    value = builder.insert_element(value, word, i32(k))
+                builder.store(value, _shared_vector(builder, builder.add(base, i32(512 * i)), 4), align=16)
+            return context.get_dummy_value()
+
+        return types.void(function, sums, to, batch, row, column, last_row, last_column, extra), codegen
+
+    return keep

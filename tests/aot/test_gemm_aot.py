@@ -7,8 +7,8 @@ import pytest
 import devkernels
 from devkernels.compiler import elf
 from devkernels.compiler.image import Parameter
-from devkernels.kernels import gemm_kernels
-from devkernels.matrix import small, tensor, warpgroup
+from devkernels.kernels import gemm_chain, gemm_kernels
+from devkernels.matrix import chain, small, tensor, warpgroup
 from tests.sass import Sass
 
 
@@ -81,3 +81,18 @@ def test_tensor_cores_at_any_alignment(wide):
     assert sass.spills == 0
     assert (sass.count("LDG.E.128") > 0) == wide
     assert image.registers <= 128  # two blocks on a multiprocessor
+
+
+def test_chain_in_one_kernel():
+    plan = devkernels.make_gemm_chain("float16", first="silu")
+    tiling = chain.ChainTiling("float16", "float16", 512, (True,) * 3, (True,) * 3)
+    matrices = (Parameter(n, "array", "float16", 3, "A") for n in "abcd")
+    extra = (Parameter(n, "tuple", items=()) for n in ("first_extra", "second_extra"))
+    signature = (*matrices, Parameter("alpha", "scalar", "float32"), *extra)
+    image = devkernels.compile(gemm_chain.compiled(plan, tiling, (), ()), signature, "sm_90")
+    sass = Sass(image)
+    assert sass.count("HMMA") == 64
+    assert sass.spills == 0
+    assert tiling.shared_bytes <= image.target.max_shared_bytes
+    assert "one kernel" in plan.describe(768)
+    assert "two kernels" in plan.describe(769)

@@ -226,6 +226,39 @@ def test_small_products_with_c_or_gaps(rng):
     assert bool(cupy.array_equal(plan(a.swapaxes(1, 2), b), a.swapaxes(1, 2) @ b))
 
 
+@pytest.mark.parametrize(
+    ("m", "k", "n", "p"),
+    [(256, 64, 256, 128), (130, 33, 70, 65), (1, 1, 1, 1), (300, 200, 768, 264), (100, 40, 800, 24)],
+)
+def test_chain_of_two_products(m, k, n, p, rng):
+    """Whole numbers that are exact in float16 in between; 800 columns do not fit and take two kernels."""
+    a, b, c = (cupy.asarray(integers(rng, s, "f2")) for s in ((m, k), (k, n), (n, p)))
+    chain = devkernels.make_gemm_chain("float16", first="relu", second="row_bias", out_dtype="float32")
+    assert (
+        "one kernel" if n <= 768 or torch.cuda.get_device_capability()[0] != 9 else "two kernels"
+    ) in chain.describe(n)
+    bias = cupy.asarray(integers(rng, m, "f4"))
+    between = cupy.maximum(a.astype("f4") @ b.astype("f4"), 0)
+    want = between.astype("f8") @ c.astype("f8") + bias[:, None]
+    got = chain(a, b, c, then=(bias,))
+    assert got.shape == (m, p)
+    assert bool(cupy.array_equal(got, want.astype("f4")))
+
+
+def test_chain_of_batches(rng):
+    """Scores times values: a batch of both, and one c for all."""
+    a, b, c = (cupy.asarray(integers(rng, s, "f2")) for s in ((3, 150, 32), (3, 32, 96), (3, 96, 64)))
+    chain = devkernels.make_gemm_chain("float16", out_dtype="float32")
+    want = (a.astype("f4") @ b.astype("f4")) @ c.astype("f4")
+    assert bool(cupy.array_equal(chain(a, b, c), want))
+    assert bool(cupy.array_equal(chain(a, b, c[1]), (a.astype("f4") @ b.astype("f4")) @ c[1].astype("f4")))
+    out = cupy.full((3, 150, 66), cupy.nan, "f4")
+    chain(a, b, c, out=out[..., 1:65])
+    assert bool(cupy.array_equal(out[..., 1:65], want))
+    assert bool(cupy.isnan(out[..., 0]).all())
+    assert bool(cupy.isnan(out[..., 65]).all())
+
+
 def test_misaligned_views_take_another_path(rng):
     plan = devkernels.make_gemm("float16", out_dtype="float32")
     large, b = cupy.asarray(integers(rng, (100, 81), "f2")), cupy.asarray(integers(rng, (80, 64), "f2"))

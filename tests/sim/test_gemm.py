@@ -152,6 +152,20 @@ def test_prologues(generator):
     np.testing.assert_array_equal(product(a, b), want)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "complex64"])
+def test_chain_of_two_products(generator, dtype):
+    a, b, c = (integers(generator, s, dtype) for s in ((9, 5), (5, 7), (7, 6)))
+    bias, other = integers(generator, 7, dtype), integers(generator, 6, dtype)
+    chain = devkernels.make_gemm_chain(dtype, first="bias", second="bias")
+    want = ((2 * (a @ b) + bias) @ c + other).astype(dtype)
+    np.testing.assert_array_equal(chain(a, b, c, alpha=2, extra=(bias,), then=(other,)), want)
+    assert "two kernels: the simulator" in chain.describe(7)
+    batch = devkernels.make_gemm_chain(dtype)(np.stack([a, 2 * a]), b, c)
+    np.testing.assert_array_equal(batch, np.stack([a @ b @ c, 2 * a @ b @ c]).astype(dtype))
+    with pytest.raises(ArgumentError, match="7 columns and b has 6 rows"):
+        chain(a, b, c[:6], extra=(bias,), then=(other,))
+
+
 def test_describe():
     text = devkernels.make_gemm("float16", epilogue=("bias", "silu")).describe()
     assert "portable" in text

@@ -36,6 +36,10 @@ def test_article_kernel_differs_from_the_article_by_its_import_line_only():
     assert "".join(kernel.split()) == ARTICLE
 
 
+def test_transform_and_product_in_one_kernel(tmp_path):
+    assert "error against NumPy" in example("spectral_mixing.py", cwd=tmp_path).stdout
+
+
 def test_ecg_and_photograph(tmp_path):
     for name in ("pywt", "scipy", "matplotlib"):
         pytest.importorskip(name, reason="the examples extra is not installed")

@@ -1,0 +1,168 @@
+"""Two products, one after the other: ``d = second(first(alpha a @ b) @ c)``, the matrix between them kept on chip.
+
+In: matrices, and two epilogues. Out: the result. 16-bit floats from sm_80 on take one kernel
+(devkernels/matrix/chain.py) as long as 128 rows of the matrix in between fit shared memory; all else takes two.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import numpy as np
+
+from devkernels import target
+from devkernels.compiler.kernel import Options
+from devkernels.errors import ArgumentError, SpecError
+from devkernels.kernels import arrays
+from devkernels.kernels.gemm import Gemm, make_gemm
+from devkernels.kernels.gemm_kernels import batched_view, numbers
+from devkernels.kernels.gemm_route import PORTABLE, Matrix, Route, as_matrix, by_kind
+from devkernels.launch.jit import Kernel
+from devkernels.matrix import chain, tensor
+from devkernels.matrix.steps import element_function
+
+FUSED, SEPARATE = "one kernel", "two kernels"
+
+
+class GemmChain:
+    """Two products with their epilogues chosen; made by `make_gemm_chain`, which documents it."""
+
+    def __init__(self, first: Gemm, second: Gemm):
+        self.first, self.second = first, second
+
+    def __repr__(self) -> str:
+        return f"<GemmChain {self.first!r}, then {self.second!r}>"
+
+    def _route(self, columns: int | None) -> Route:
+        """One kernel or two, and why."""
+        here = target.current_target()
+        kind = by_kind(self.first.spec, here)
+        if kind.path == PORTABLE:
+            return Route(SEPARATE, kind.reason)
+        if columns is None:
+            return Route(FUSED, "as long as 128 rows of the matrix in between fit shared memory")
+        needed = chain.shared_bytes(columns)
+        if needed > here.max_shared_bytes:
+            return Route(
+                SEPARATE,
+                f"128 rows of {columns} columns in between take {needed} bytes of shared memory; a block of {here} has "
+                f"{here.max_shared_bytes}",
+            )
+        return Route(FUSED, f"128 rows of {columns} columns in between stay in {needed} bytes of shared memory")
+
+    def describe(self, columns: int | None = None) -> str:
+        """Say whether one kernel runs or two, and why; `columns` are those of the matrix in between."""
+        return f"{self!r}\n{self._route(columns)}"
+
+    def __call__(
+        self, a: Any, b: Any, c: Any, *, alpha: float = 1, extra: tuple = (), then: tuple = (), out: Any = None,
+        stream: Any = None,
+    ) -> Any:  # fmt: skip
+        """Multiply; see `make_gemm_chain`."""
+        seen = self.first.check(a, b, alpha, extra)
+        left, right = seen["a"], seen["b"]
+        route = self._route(right.columns)
+        if route.path == SEPARATE:
+            between = self.first(a, b, alpha=alpha, extra=extra, stream=stream)
+            return self.second(between, c, extra=then, out=out, stream=stream)
+        last = as_matrix(arrays.describe(c, "c"))
+        stand_in = _stand_in(a, left, right, seen["batch"])
+        result = self.second.check_into(stand_in, c, then, out, a)
+        inputs = {"a": a, "b": b, "c": c}
+        inputs |= {f"extra[{i}]": x for i, x in enumerate(extra) if hasattr(x, "shape") and x.shape != ()}
+        inputs |= {f"then[{i}]": x for i, x in enumerate(then) if hasattr(x, "shape") and x.shape != ()}
+        if out is not None:
+            mine = arrays.describe(out, "out")
+            for name, x in inputs.items():
+                other = arrays.describe(x, name)
+                if arrays.overlap(mine, other) or mine.pointer == other.pointer:
+                    raise ArgumentError(f"out overlaps {name} in memory; pass a separate array.", spec=self.second.spec)
+
+        def launch(**given: Any) -> None:
+            first = tuple(given.get(f"extra[{i}]", x) for i, x in enumerate(extra))
+            second = tuple(given.get(f"then[{i}]", x) for i, x in enumerate(then))
+            d = given["out"]
+            batch = d.shape[0] if len(d.shape) == 3 else 1
+            kernel = compiled(self, _tiling(self, left, right, last), _batched(first), _batched(second))
+            grid = (-(-left.rows // tensor.TILE), batch)
+            views = [batched_view(x, batch) for x in (given["a"], given["b"], given["c"], d)]
+            kernel[grid, tensor.THREADS, stream, chain.shared_bytes(right.columns)](
+                *views, np.float32(alpha), numbers(self.first.spec, first), numbers(self.second.spec, second)
+            )
+
+        arrays.run_where_kernels_live({**inputs, "out": result}, launch, ("out",))
+        return result
+
+
+def _batched(extra: tuple) -> tuple[bool, ...]:
+    return tuple(len(getattr(x, "shape", ())) == 3 for x in extra)
+
+
+def _stand_in(a: Any, left: Matrix, right: Matrix, batch: int | None) -> Any:
+    """Array with the shape of the matrix in between and one element of memory, for the checks of the second product."""
+    shape = (left.rows, right.columns) if batch is None else (batch, left.rows, right.columns)
+    one = arrays.empty(a, (1,) * len(shape), left.dtype)
+    if arrays.library(a, "a") == "torch":
+        return one.expand(shape)
+    return (np if isinstance(one, np.ndarray) else sys.modules["cupy"]).broadcast_to(one, shape)
+
+
+def _tiling(plan: GemmChain, a: Matrix, b: Matrix, c: Matrix) -> chain.ChainTiling:
+    def wide(x: Matrix) -> bool:
+        return x.along_rows is True and x.columns % 8 == 0 and x.aligned()
+
+    matrices = (a, b, c)
+    return chain.ChainTiling(
+        plan.first.spec.a_dtype, plan.second.spec.out_dtype, b.columns,
+        tuple(x.along_rows is not False for x in matrices), tuple(map(wide, matrices)),
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=64)
+def compiled(plan: GemmChain, tiling: chain.ChainTiling, first: tuple, second: tuple) -> Kernel:
+    """The one kernel; `first` and `second` say which operands of the epilogues have a batch axis."""
+    ends = (
+        element_function(plan.first.spec.steps, np.float32, first),
+        element_function(plan.second.spec.steps, np.float32, second),
+    )
+    return Kernel(chain.make_kernel(tiling, *ends), Options(launch_bounds=tensor.THREADS))
+
+
+def make_gemm_chain(
+    dtype: object, *, first: object = None, second: object = None, out_dtype: object = None
+) -> GemmChain:
+    """Plan ``d = second(first(alpha a @ b) @ c)``, such as a block of two layers, or scores times values.
+
+    Parameters
+    ----------
+    dtype : dtype or str
+        Of a, b and c: as in `make_gemm`. The matrix in between is rounded to it.
+    first, second : callable, str, or a sequence of them, optional
+        Epilogues of the two products, as in `make_gemm`.
+    out_dtype : dtype or str, optional
+        Of the result; left out, that of a.
+
+    Returns
+    -------
+    GemmChain
+        Call it ``g(a, b, c, alpha=1, extra=(), then=(), out=None, stream=None)``: a of shape (m, k) or (batch, m, k), b
+        of (k, n), c of (n, p), each with a batch axis or without; `extra` is what the first epilogue takes and `then`
+        what the second takes; alpha scales the first product. Returns an array of shape (m, p) or (batch, m, p).
+        ``g.describe(n)`` says whether one kernel runs or two, and why.
+
+    Raises
+    ------
+    SpecError, ArgumentError, ArgumentTypeError, DeviceMismatchError
+        Before anything is launched; `out` is then untouched.
+
+    Notes
+    -----
+    One kernel for float16 and bfloat16 from sm_80 on, on tensor cores, as long as 128 rows of the matrix in between fit
+    the shared memory of a block (768 columns on sm_90); all else takes two kernels, with the same result.
+    """
+    if isinstance(dtype, (tuple, list)):
+        raise SpecError(f"dtype={dtype!r}: all operands of a chain have one dtype.")
+    one = make_gemm(dtype, epilogue=first, out_dtype=dtype)
+    return GemmChain(one, make_gemm(dtype, epilogue=second, out_dtype=out_dtype))
