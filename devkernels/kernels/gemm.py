@@ -18,7 +18,7 @@ from devkernels.errors import SpecError
 from devkernels.kernels import arrays
 from devkernels.kernels.gemm_plan import Gemm
 from devkernels.kernels.gemm_route import ACCUMULATE, GemmSpec
-from devkernels.matrix.steps import make_steps, takes_all
+from devkernels.matrix.steps import is_function, make_steps, takes_all
 
 __all__ = ["Gemm", "gemm", "make_gemm"]
 
@@ -118,7 +118,7 @@ def make_gemm(
             f"out_dtype={result} cannot hold {kind}; let the epilogue be a function that returns real numbers."
         )
     for name, function in (("prologue_a", prologue_a), ("prologue_b", prologue_b)):
-        if function is not None and not callable(function):
+        if function is not None and not is_function(function):
             raise SpecError(f"{name}={function!r} is not a function f(x, row, column).")
     return Gemm(GemmSpec(a_dtype, b_dtype, result, kind, steps, prologue_a, prologue_b))
 

@@ -54,6 +54,8 @@ def prepare(spec: GemmSpec, a: Any, b: Any, c: Any, d: Any, extra: tuple, stream
 
 def numbers(spec: GemmSpec, extra: tuple) -> tuple:
     """Python's floating-point numbers in the accumulator's kind: as float64 they would make all arithmetic wide."""
+    if not extra:
+        return extra
     kind = np.dtype(spec.accumulate).type
     return tuple(kind(x) if isinstance(x, float) else x for x in extra)
 

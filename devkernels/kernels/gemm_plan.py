@@ -26,6 +26,7 @@ class Gemm:
 
     def __init__(self, spec: GemmSpec):
         self.spec = spec
+        self._number = np.dtype(spec.accumulate).type
         self._launches: dict[tuple, Callable] = {}
 
     def __repr__(self) -> str:
@@ -46,8 +47,8 @@ class Gemm:
         return f"{self!r}\n{route}"
 
     def __call__(
-        self, a: Any, b: Any, c: Any = None, *, alpha: float = 1, beta: float = 0, extra: tuple = (), out: Any = None,
-        stream: Any = None,
+        self, a: Any, b: Any, c: Any = None, *, alpha: float = 1.0, beta: float = 0.0, extra: tuple = (),
+        out: Any = None, stream: Any = None,
     ) -> Any:  # fmt: skip
         """Multiply; see `make_gemm`."""
         extra = extra if isinstance(extra, tuple) else (extra,)
@@ -115,7 +116,9 @@ class Gemm:
     # -- checks, all before anything is launched or written ------------------------------------------------------------
 
     def _scalars(self, alpha: Any, beta: Any) -> tuple:
-        kind = np.dtype(self.spec.accumulate).type
+        kind = self._number
+        if type(alpha) is float and type(beta) is float and kind is np.float32:  # the usual case, quickly
+            return kind(alpha), kind(beta)
         for name, value in (("alpha", alpha), ("beta", beta)):
             if not isinstance(value, numbers.Number):
                 raise ArgumentTypeError(f"{name}={value!r} is not a number.", spec=self.spec)

@@ -58,7 +58,7 @@ def make_steps(epilogue: object) -> tuple[Step, ...]:
             operand += 1
         elif isinstance(part, str) and part in FUNCTIONS:
             steps.append(Step(part))
-        elif callable(part) and not isinstance(part, str):
+        elif is_function(part):
             steps.append(Step("function", None, part))
         else:
             raise SpecError(
@@ -69,6 +69,11 @@ def make_steps(epilogue: object) -> tuple[Step, ...]:
         # a function would have to say which of the extra arguments are its own
         steps = [step if step.function is None else Step("function_alone", None, step.function) for step in steps]
     return tuple(steps)
+
+
+def is_function(value: object) -> bool:
+    """Whether a value is a function for kernels: of Python, or a device function already."""
+    return not isinstance(value, str) and (callable(value) or hasattr(value, "py_func"))
 
 
 def operands_of(steps: tuple[Step, ...]) -> list[Step]:

@@ -143,6 +143,14 @@ def test_function_of_ones_own(generator):
     np.testing.assert_array_equal(got, np.where(mask, a @ b, -5))
 
 
+def test_device_function_as_epilogue(generator):
+    a, b = integers(generator, (6, 4), "f4"), integers(generator, (4, 7), "f4")
+    twice = devkernels.device_function(lambda acc, row, column: 2 * acc + row)
+    np.testing.assert_array_equal(
+        devkernels.gemm(a, b, epilogue=twice), 2 * (a @ b) + np.arange(6, dtype="f4")[:, None]
+    )
+
+
 def test_prologues(generator):
     a, b = integers(generator, (6, 4), "f4"), integers(generator, (4, 7), "f4")
     product = devkernels.make_gemm(
