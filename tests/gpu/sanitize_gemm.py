@@ -1,0 +1,74 @@
+"""One small launch of each kernel of products, and compute-sanitizer's word on them; not collected by pytest.
+
+python tests/gpu/sanitize_gemm.py                      run the kernels and check their results
+python tests/gpu/sanitize_gemm.py --check RESULT.json  the same under memcheck, racecheck and synccheck
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+TOOLS = ("memcheck", "racecheck", "synccheck")
+
+
+def cases(cp, rng):
+    """(what, result, wanted) of one product for each main loop, with tails."""
+    import devkernels
+    from tests.matmul_cases import integers
+
+    def draw(*shape, dtype="f2"):
+        return cp.asarray(integers(rng, shape, dtype))
+
+    half = devkernels.make_gemm("float16", out_dtype="float32", epilogue=("bias", "residual"))
+    for m, n, k in ((200, 264, 200), (131, 129, 65)):  # warpgroup, and tensor cores at any alignment
+        a, b, bias, residual = draw(m, k), draw(k, n), draw(n), draw(m, n)
+        want = a.astype("f4") @ b.astype("f4") + bias + residual
+        yield half.describe(a, b).splitlines()[-1], half(a, b, extra=(bias, residual)), want
+    for n, dtype in ((16, "f2"), (7, "f4")):
+        plan, a, b = (
+            devkernels.make_gemm(cp.dtype(dtype).name),
+            draw(37, n, n, dtype=dtype),
+            draw(37, n, n, dtype=dtype),
+        )
+        yield plan.describe(a, b).splitlines()[-1], plan(a, b), (a.astype("f4") @ b.astype("f4")).astype(dtype)
+    a, b = draw(67, 33, dtype="f4"), draw(33, 70, dtype="f4")
+    yield "portable", devkernels.gemm(a, b), a @ b
+    a, b, c = draw(130, 40), draw(40, 100), draw(100, 70)
+    chain = devkernels.make_gemm_chain("float16", out_dtype="float32")
+    yield "chain", chain(a, b, c), (a.astype("f4") @ b.astype("f4")) @ c.astype("f4")
+
+
+def main():
+    import cupy as cp
+    import numpy as np
+
+    wrong = 0
+    for what, got, want in cases(cp, np.random.default_rng()):
+        right = bool(cp.array_equal(got, want))
+        print("right" if right else "WRONG", what, flush=True)
+        wrong += not right
+    return 1 if wrong else 0
+
+
+def check(result):
+    """Run this file under each tool; write what they found."""
+    found = {}
+    for tool in TOOLS:
+        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, __file__]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", done.stdout)
+        found[tool] = {"exit": done.returncode, "summary": summary, "tail": done.stdout.splitlines()[-12:]}
+        print(tool, done.returncode, summary, flush=True)
+        pathlib.Path(result).write_text(json.dumps(found, indent=1))
+    return max(one["exit"] for one in found.values())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--check", metavar="RESULT.json")
+    chosen = parser.parse_args()
+    sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[2])]
+    sys.exit(check(chosen.check) if chosen.check else main())
