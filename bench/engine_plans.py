@@ -73,7 +73,7 @@ def _circular(case):
         fft = block_fft(
             size, dtype, radices=choice.radices, elements_per_thread=choice.elements, ffts_per_block=choice.rows
         )
-        fft = dataclasses.replace(fft, max_registers=choice.max_registers)
+        fft = dataclasses.replace(fft, max_registers=choice.max_registers, streamed=choice.streamed)
         y = cp.full_like(x, cp.nan)
         spectrum = cp.asarray(fft.order_filter(np.fft.fft(h) / size).astype(dtype))
         kernel = tune.round_trip_kernel(fft)

@@ -232,6 +232,33 @@ def test_candidates_of_tuning_are_plans_of_that_length(size, word):
         assert plan.threads * plan.rows <= 1024
 
 
+def test_each_architecture_may_have_its_own_table(monkeypatch):
+    from devkernels.engine import choose
+
+    usual, own = choose.TUNED[choose.DEFAULT][1024, 8], choose.Choice((16, 8, 8), 16, 1)
+    monkeypatch.setitem(choose.TUNED, "sm_100", {(1024, 8): own})
+    for name, expected in (("sm_100", own), ("sm_90", usual), ("sm_80", usual)):
+        monkeypatch.setattr(choose, "current_target", lambda name=name: name)
+        assert choose.choose(1024, 8) == expected
+    assert choose.measured(1000, 8) is None
+    assert choose.choose(1000, 8) is not None
+
+
+def test_plans_of_the_table_fit_a_block_of_their_architecture():
+    from devkernels.engine import choose
+    from devkernels.target import Target
+
+    for architecture, table in choose.TUNED.items():
+        for (size, word), choice in table.items():
+            plan = make_plan(choice.radices, choice.elements, choice.rows, word)
+            assert plan.size == size
+            assert plan.shared_bytes <= choose.MAX_SHARED, (architecture, size)
+            threads = plan.threads * plan.rows
+            assert threads <= 1024
+            assert threads * (choice.max_registers or 32) <= Target.max_registers_per_block
+            assert all(exchange.conflicts <= 1.5 for exchange in plan.exchanges), (size, plan.describe())
+
+
 @pytest.mark.parametrize("word", [8, 16])
 def test_every_power_of_two_and_thrice_one_has_a_plan(word):
     from devkernels.engine import choose
