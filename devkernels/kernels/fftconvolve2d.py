@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,34 @@ from devkernels.kernels.convolve_batch import expand
 from devkernels.kernels.convolve_long import columns_fft
 from devkernels.kernels.convolve_plan import COMPUTE, MODES
 from devkernels.kernels.convolve_plan2d import AxisPlan, axis_plan
+from devkernels.kernels.convolve_recipe import Recipes, key_of
 
 _MOST_GRID_Y = 65535
 _WORK = 32 << 20  # bytes of pages that are worked on at a time, so that they stay in the L2 cache between the kernels
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Elements of the areas between the kernels, and the launches of each part of the images."""
+
+    work: int
+    marks: int
+    parts: tuple
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """What is left of a call once arrays like these have been checked."""
+
+    shape: tuple[int, ...]
+    steps: _Steps
+    itemsize: int
+    samples: int
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Of the images and of the results."""
+        return self.itemsize * self.samples, self.itemsize * math.prod(self.shape)
 
 
 class FFTConvolve2D:
@@ -39,6 +65,7 @@ class FFTConvolve2D:
         self.rows: BlockFFT = block_fft(x.size, precision)
         self.columns: BlockFFT = columns_fft(y.size, precision)
         self.kept: list = []
+        self._recipes = Recipes()
         self._pairs = not dtype.startswith("complex")
         wraps = bool(y.lead or x.lead)
         self._kernels = (
@@ -96,6 +123,13 @@ class FFTConvolve2D:
         if stream is not None:
             with arrays.on_stream(x, stream):
                 return self(x, h, spectra=spectra, out=out)
+        key = key_of(x, None, None, out) if h is None and spectra is not None else None
+        key = key and (*key, spectra[0])
+        recipe = self._recipes.find(key, x, out)
+        if recipe is not None:
+            result = arrays.empty(x, recipe.shape, self.dtype) if out is None else out
+            self._run(recipe.steps, x.reshape(-1), spectra[1], *self._areas(recipe.steps, x), result.reshape(-1))
+            return result
         seen = arrays.describe(x, "x", gradients=True)
         if seen.dtype != self.dtype:
             raise ArgumentTypeError(f"x has dtype {seen.dtype}; this convolution was made for {self.dtype}.", spec=self)
@@ -115,6 +149,7 @@ class FFTConvolve2D:
                 return convolve_grad.apply(self, x, h)
         if h is None:
             arrays.describe(x, "x")  # refuses a tensor whose gradient would get lost: it needs h
+        given = x
         batch, groups, x, h = self._broadcast(seen.shape[:-2], x, h, spectra)
         shape = (*batch, *self.out_shape)
         if out is not None:
@@ -123,7 +158,16 @@ class FFTConvolve2D:
         if 0 in shape:
             return result
         data = (self.prepare(h) if spectra is None else spectra)[1]
-        self._launch(arrays.cast(x, self.dtype).reshape(-1), data, result.reshape(-1), math.prod(batch), groups)
+        steps = self._steps(math.prod(batch), groups)
+        work, marks = self._areas(steps, x)
+        arrays.run_where_kernels_live(
+            {"x": arrays.cast(x, self.dtype).reshape(-1), "spectra": data, "work": work, "marks": marks,
+             "out": result.reshape(-1)},
+            lambda x, spectra, work, marks, out: self._run(steps, x, spectra, work, marks, out),
+            ("work", "marks", "out"),
+        )  # fmt: skip
+        if key is not None and x is given:
+            self._recipes.keep(key, _Recipe(shape, steps, seen.itemsize, math.prod(seen.shape)))
         return result
 
     def run(self, x: Any, h: Any) -> Any:
@@ -183,7 +227,8 @@ class FFTConvolve2D:
         parts = -(-plates // max(1, _WORK // page))
         return plates, -(-plates // parts), page_rows
 
-    def _launch(self, x: Any, data: Any, out: Any, images: int, groups: int) -> None:
+    def _steps(self, images: int, groups: int) -> _Steps:
+        """All launches of a call."""
         first, middle, last = self._kernels
         rows, columns, (plan_y, plan_x) = self.rows, self.columns, self.plans
         plates, some, page_rows = self._pages(images, groups)
@@ -194,29 +239,35 @@ class FFTConvolve2D:
             )  # fmt: skip
         height = plan_y.length + plan_y.lead
         chunks = self._grid(rows, height, 1)[0][0]
-        work = arrays.temporary(self.kept, x, (some * groups * page_rows * rows.size,), columns.dtype.name)
-        marks = arrays.temporary(self.kept, x, (some * groups * chunks,), "int32")
         step = groups * (2 if self._pairs else 1)  # images of a plate of each filter
         samples, results = math.prod(self.shape), math.prod(self.out_shape)
+        parts = []
+        for plate in range(0, plates, some):
+            pages, begin = min(some, plates - plate) * groups, plate * step
+            left = images - begin
+            parts.append((
+                (begin * samples, begin * results),
+                first[self._grid(rows, height, pages)],
+                (left, groups, *self.shape, page_rows, plan_y.lead, plan_x.lead),
+                middle[self._grid(columns, plan_x.size, pages)],
+                (groups, height, page_rows, plan_y.start, plan_y.window),
+                last[self._grid(rows, plan_y.window, pages)],
+                (left, groups, *self.out_shape, page_rows, plan_x.start, chunks),
+            ))  # fmt: skip
+        return _Steps(some * groups * page_rows * rows.size, some * groups * chunks, tuple(parts))
 
-        def launch(x, spectra, work, marks, out):
-            for plate in range(0, plates, some):
-                pages, begin = min(some, plates - plate) * groups, plate * step
-                there, back = (x, out) if plate == 0 else (x[begin * samples :], out[begin * results :])
-                left = images - begin
-                first[self._grid(rows, height, pages)](
-                    there, work, marks, left, groups, *self.shape, page_rows, plan_y.lead, plan_x.lead
-                )
-                middle[self._grid(columns, plan_x.size, pages)](
-                    work, spectra, groups, height, page_rows, plan_y.start, plan_y.window
-                )
-                last[self._grid(rows, plan_y.window, pages)](
-                    work, back, marks, left, groups, *self.out_shape, page_rows, plan_x.start, chunks
-                )
+    def _areas(self, steps: _Steps, x: Any) -> tuple[Any, Any]:
+        """Memory between the kernels: pages, and marks of what was not finite."""
+        work = arrays.temporary(self.kept, x, (steps.work,), self.columns.dtype.name)
+        return work, arrays.temporary(self.kept, x, (steps.marks,), "int32")
 
-        arrays.run_where_kernels_live(
-            {"x": x, "spectra": data, "work": work, "marks": marks, "out": out}, launch, ("work", "marks", "out")
-        )
+    @staticmethod
+    def _run(steps: _Steps, x: Any, spectra: Any, work: Any, marks: Any, out: Any) -> None:
+        for (begin, into), first, numbers, middle, middle_numbers, last, last_numbers in steps.parts:
+            there, back = (x[begin:], out[into:]) if begin else (x, out)
+            first(there, work, marks, *numbers)
+            middle(work, spectra, *middle_numbers)
+            last(work, back, marks, *last_numbers)
 
     def image_sources(self) -> dict[str, tuple]:
         """Kernels for ``devkernels build``: of filters (two), rows, columns with the filter, rows."""

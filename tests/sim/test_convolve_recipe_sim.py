@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from scipy import signal
 
 from devkernels import make_fftconvolve
 from devkernels.errors import ArgumentError
 from devkernels.kernels import arrays, convolve_recipe
+from devkernels.kernels.fftconvolve2d import make_fftconvolve2d
 from devkernels.tolerance import fft_bound, relative_error
 
 
@@ -64,3 +66,22 @@ def test_arrays_unlike_those_before_are_checked(rng, device_arrays):
         plan(x, spectra=spectra, out=np.empty((4, 32), "float32")[:, ::2])
     with pytest.raises(ArgumentError, match="last axis must be 16"):
         plan(x[:, :8], spectra=spectra)
+
+
+@pytest.mark.parametrize("mode", ["circular", "same"])
+def test_second_call_with_images_checks_nothing(mode, rng, device_arrays, monkeypatch):
+    plan = make_fftconvolve2d((6, 4), (3, 2), "float32", mode)
+    x, h = rng.standard_normal((5, 6, 4)).astype("float32"), rng.standard_normal((3, 2)).astype("float32")
+    spectra, out = plan.prepare(h), np.full_like(x, np.nan)
+    plan(x, spectra=spectra, out=out)
+    x[:] = rng.standard_normal(x.shape)
+    out[:] = np.nan
+    with monkeypatch.context() as patch:
+        forbid_checks(patch)
+        patch.setattr(arrays, "temporary", lambda kept, like, shape, dtype: np.zeros(shape, dtype))
+        assert plan(x, spectra=spectra, out=out) is out
+    if mode == "same":
+        want = signal.fftconvolve(x.astype(float), h[None], "same", axes=(1, 2))
+    else:
+        want = np.fft.ifft2(np.fft.fft2(x) * np.fft.fft2(h, x.shape[1:])).real
+    assert relative_error(out, want) < fft_bound("float32", 64, 2)
