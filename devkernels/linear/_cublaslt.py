@@ -59,7 +59,7 @@ def _scalar(value: complex, cuda_type: int):
     return kind(value)
 
 
-class _Descriptors:
+class Descriptors:
     """Handles of one product; destroyed when neither its `LtMatmul` nor any `launch` refers to them any more."""
 
     __slots__ = ("__weakref__", "descriptor", "layouts")
@@ -94,7 +94,7 @@ class LtMatmul:
         self._slot, self._lock, self._held = ctypes.c_int64(_DUMMY), threading.Lock(), [_DUMMY, _DUMMY]
         self._types = compute, scale_type
         self._descriptor = lt.matmul_desc_create(compute, scale_type)
-        self._owned = _Descriptors(self._descriptor)
+        self._owned = Descriptors(self._descriptor)
         layouts = self._owned.layouts
         out = spec.out
         # The sum over an operand (BGRADA: of cuBLASLt's A, BGRADB: of its B) is offered for one of the two operations
@@ -129,6 +129,14 @@ class LtMatmul:
             _set(lt.matrix_layout_set_attribute, handle, _BATCH_COUNT, ctypes.c_int32(self.spec.batch_count))
             _set(lt.matrix_layout_set_attribute, handle, _BATCH_OFFSET, ctypes.c_int64(layout.batch_stride))
         return handle
+
+    def another_descriptor(self, bias: int) -> Descriptors:
+        """Make a descriptor beside the plan's own, for a bias (0: none) that stays where it is."""
+        owned = Descriptors(bindings().matmul_desc_create(*self._types))
+        self._describe(owned.descriptor)
+        if bias:
+            _set(bindings().matmul_desc_set_attribute, owned.descriptor, _BIAS_POINTER, ctypes.c_int64(bias))
+        return owned
 
     def _describe(self, descriptor: int) -> None:
         """Write everything into a descriptor that stays as it is."""
@@ -270,36 +278,3 @@ class LtMatmul:
             del memory
 
         return launch
-
-    def fixed(self, a: int, b: int, c: int, bias: int):
-        """Build ``call(out, stream)`` for operands that stay where they are, without mask or gradient.
-
-        A descriptor of its own holds the bias: nothing is compared, written or locked any more.
-        """
-        lt = bindings()
-        owned = _Descriptors(lt.matmul_desc_create(*self._types))
-        descriptor = owned.descriptor
-        self._describe(descriptor)
-        if bias:
-            _set(lt.matmul_desc_set_attribute, descriptor, _BIAS_POINTER, ctypes.c_int64(bias))
-        matmul, error_kind, handle, spec = lt.matmul, lt.cuBLASLtError, self._handle, self.spec
-        alpha, beta, algorithm = (ctypes.addressof(x) for x in (self._alpha, self._beta, self._algorithm))
-        a_layout, b_layout, c_layout, d_layout = self._a, self._b, self._c, self._d
-        arrays, device, size = self.arrays, self.device, WORKSPACE_BYTES if self.workspace_bytes else 0
-        spaces = _workspace.spaces(arrays, device)
-        keep = (owned, self._owned, self._algorithm, self._alpha, self._beta)
-
-        def call(out, stream):
-            space, memory = 0, keep
-            if size:
-                space = spaces.get(stream)
-                if space is None:
-                    space, memory = _workspace.reserve(arrays, device, stream)
-            try:
-                matmul(handle, descriptor, alpha, b, b_layout, a, a_layout, beta, c, c_layout, out, d_layout,
-                       algorithm, space, size, stream)  # fmt: skip
-            except error_kind as error:
-                raise ResourceError(f"cuBLASLt failed at {spec}: {error}", spec=spec) from error
-            del memory
-
-        return call

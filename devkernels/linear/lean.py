@@ -9,6 +9,7 @@ import math
 import weakref
 
 from devkernels.errors import ArgumentError
+from devkernels.linear._fixed import fixed
 from devkernels.linear.arrays import stream_pointer
 from devkernels.linear.matmul import Prepared
 
@@ -66,7 +67,7 @@ class LeanCall:
             return out
         lt = self._prepared.lean
         if self._called:  # a second call with these operands: they are worth a descriptor of their own
-            self._fixed = lt.fixed(self._a, self._b, self._c, self._bias)
+            self._fixed = fixed(lt, self._a, self._b, self._c, self._bias)
             self._fixed(target, where)
         else:
             lt.launch(self._a, self._b, self._c, target, self._bias, 0, where)
