@@ -1,7 +1,7 @@
 """A planned product on operands that stay where they are: the least that a call through the bindings can do.
 
-in: an `LtMatmul`, pointers of its operands.  out: ``call(out, stream)``. A descriptor of its own holds the bias: nothing
-is compared, written or locked any more. That costs some microseconds once, and is worth it from the second call on.
+in: an `LtMatmul`, pointers of its operands.  out: ``call(out, stream)``. A descriptor of its own holds the bias, and
+nothing is compared, written or locked any more. It costs some microseconds once; worth it from the second call on.
 """
 
 from __future__ import annotations
