@@ -218,7 +218,7 @@ def _images(case):
     import cupy as cp
     import torch
 
-    from devkernels.kernels.fftconvolve2d import make_fftconvolve2d
+    from devkernels.kernels.fftconvolve2d import FFTConvolve2D, make_fftconvolve2d
     from devkernels.tolerance import fft_bound, relative_error
 
     count, height, width = map(int, case["shape"].split("x"))
@@ -246,6 +246,13 @@ def _images(case):
     contenders.append(
         Contender("devkernels", lambda: plan(x, spectra=spectra, out=out), lambda: error(out), bound, extra=extra)
     )
+    for limit in (16, 64, 1 << 20):  # MiB between the kernels; the last is all images at once
+        other = FFTConvolve2D(plan.plans, "float32", mode)
+        other.work_limit = limit << 20
+        contenders.append(
+            Contender(f"devkernels, {limit} MiB", lambda other=other: other(x, spectra=spectra, out=out),
+                      lambda: error(out), bound)
+        )  # fmt: skip
     there, first = torch.as_tensor(x, device="cuda"), 0 if mode == "circular" else (taps - 1) // 2
     padded = (height, width)
     if mode == "same":

@@ -65,6 +65,7 @@ class FFTConvolve2D:
         self.rows: BlockFFT = block_fft(x.size, precision)
         self.columns: BlockFFT = columns_fft(y.size, precision)
         self.kept: list = []
+        self.work_limit = _WORK
         self._recipes = Recipes()
         self._pairs = not dtype.startswith("complex")
         wraps = bool(y.lead or x.lead)
@@ -224,7 +225,7 @@ class FFTConvolve2D:
         if self.prologue is not None or self.epilogue is not None:  # they are told the number of their image
             return plates, plates, page_rows
         page = groups * page_rows * self.rows.size * self.columns.dtype.itemsize
-        parts = -(-plates // max(1, _WORK // page))
+        parts = -(-plates // max(1, self.work_limit // page))
         return plates, -(-plates // parts), page_rows
 
     def _steps(self, images: int, groups: int) -> _Steps:
