@@ -45,22 +45,24 @@ def multiply_derivative(arrays, dy, mask, device: int, need_sum: bool):
     The sum is None where it is not needed or not cheap here; the weight gradient's product makes it then.
     """
     data = mask.data_for(mask.kind, dy.shape, dy.dtype.name, device, arrays)
+    with arrays.on(device):
+        return _multiply_on_the_current_device(arrays, dy, mask.kind, data, device, need_sum)
+
+
+def _multiply_on_the_current_device(arrays, dy, kind: str, data, device: int, need_sum: bool):
     rows, n = dy.shape
     if arrays.name == "cupy":
         dy = dy if dy.flags.c_contiguous else arrays.xp.ascontiguousarray(dy)
         pointer = arrays.pointer
-        found = on_device(
-            arrays, device, dy.dtype.name, rows, n, data.shape[-1], mask.kind, pointer(dy) | pointer(data)
-        )
+        found = on_device(arrays, device, dy.dtype.name, rows, n, data.shape[-1], kind, pointer(dy) | pointer(data))
         if found is not None:
             kernel, new_dz, new_db = found
-            with arrays.on(device):
-                dz, db = new_dz(), new_db() if need_sum else None
-                kernel.launch(pointer(dy), pointer(data), pointer(dz), pointer(db) if need_sum else 0,
-                              arrays.stream(device))  # fmt: skip
+            dz, db = new_dz(), new_db() if need_sum else None
+            kernel.launch(pointer(dy), pointer(data), pointer(dz), pointer(db) if need_sum else 0,
+                          arrays.stream(device))  # fmt: skip
             return dz, db
     wide = "float64" if dy.dtype.name == "float64" else "float32"
-    if mask.kind == "relu_aux":
+    if kind == "relu_aux":
         return dy * elementwise.unpack_bits(arrays, data, n).astype(dy.dtype), None
     slope = elementwise.gelu_derivative(arrays.xp, elementwise.cast(arrays, data[..., :n], wide))
     return (elementwise.cast(arrays, dy, wide) * slope).astype(dy.dtype), None

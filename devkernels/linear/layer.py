@@ -117,7 +117,10 @@ class FusedLinear:
             raise ArgumentTypeError(f"{name} is not an array of {self.arrays.name}, on which this layer works.")
         if x.ndim == 0 or x.shape[-1] != features:
             raise ArgumentError(f"{name} has shape {x.shape}; its last axis must be {features}.")
-        return x if x.ndim == 2 else self.arrays.xp.ascontiguousarray(x).reshape(-1, features)
+        if x.ndim == 2:
+            return x
+        with self.arrays.on(self.device):
+            return self.arrays.xp.ascontiguousarray(x).reshape(-1, features)
 
     def forward(self, x, *, out=None, training: bool = True, stream=None):
         """Return ``activation(x @ weight.T + bias)``, shape (…, out_features).

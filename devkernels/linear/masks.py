@@ -141,8 +141,8 @@ class Mask:
     def raw(self):
         """Return a copy of the raw buffer, as cuBLASLt lays it out."""
         self._check_alive("read")
-        data = self._buffer.data
-        return data.clone() if self.arrays.name == "torch" else data.copy()
+        with self.arrays.on(self.device):
+            return elementwise.copy(self.arrays, self._buffer.data)
 
     def free(self) -> None:
         """Give the memory back; the mask cannot be used any more."""
@@ -172,7 +172,8 @@ class ReluMask(Mask):
     def unpack(self):
         """Return the mask as a boolean array of the result's shape."""
         self._check_alive("read")
-        return elementwise.unpack_bits(self.arrays, self._buffer.data, self.shape[-1])
+        with self.arrays.on(self.device):
+            return elementwise.unpack_bits(self.arrays, self._buffer.data, self.shape[-1])
 
 
 class GeluAux(Mask):
@@ -194,8 +195,8 @@ class GeluAux(Mask):
     def unpack(self):
         """Return the input of the activation, a copy of the result's shape."""
         self._check_alive("read")
-        view = self._buffer.data[..., : self.shape[-1]]
-        return view.clone() if self.arrays.name == "torch" else view.copy()
+        with self.arrays.on(self.device):
+            return elementwise.copy(self.arrays, self._buffer.data[..., : self.shape[-1]])
 
 
 MASKS = {"relu_aux": ReluMask, "gelu_aux": GeluAux}

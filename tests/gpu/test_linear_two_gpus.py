@@ -44,7 +44,10 @@ def put(package, device, x):
 
 
 def get(x):
-    return x.detach().cpu().numpy() if hasattr(x, "detach") else x.get()
+    if hasattr(x, "detach"):
+        return x.detach().cpu().numpy()
+    with x.device:
+        return x.get()
 
 
 def current(package):
@@ -99,7 +102,7 @@ def test_layers_on_the_second_gpu(rng):
     mlp = FusedMLP([16, 64, 32, 8], dtype="float32", package_name="cupy", device=1, compute_type="32f")
     for _ in range(2):
         x, dy = (put("cupy", 1, rng.standard_normal((9, n)).astype("f4")) for n in (16, 8))
-        check_mlp(mlp, "relu", "float32", x, dy, lambda a: a.get().astype(float))
+        check_mlp(mlp, "relu", "float32", x, dy, lambda a: get(a).astype(float))
 
 
 @pytest.mark.skipif(not HAVE["torch"], reason="needs torch")
