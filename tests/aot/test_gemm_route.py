@@ -1,0 +1,89 @@
+"""Which main loop a product takes, and what is said of it; decided without compiling anything."""
+
+import numpy as np
+import pytest
+
+import devkernels
+from devkernels.kernels import arrays
+from devkernels.kernels.gemm_route import as_matrix, by_kind, by_shape
+from devkernels.target import Target
+
+
+def aligned(shape, dtype="f2", order="C"):
+    """An array on a multiple of 16 bytes, as device memory is."""
+    count = int(np.prod(shape))
+    raw = np.zeros(count * np.dtype(dtype).itemsize + 16, np.uint8)
+    start = -raw.ctypes.data % 16
+    return raw[start : start + count * np.dtype(dtype).itemsize].view(dtype).reshape(shape, order=order)
+
+
+def route(a, b, d, target="sm_90", has_c=False, **options):
+    plan = devkernels.make_gemm(options.pop("dtype", "float16"), **options)
+    matrices = (as_matrix(arrays.describe(x, n)) for x, n in ((a, "a"), (b, "b"), (d, "d")))
+    return str(by_shape(plan.spec, Target.parse(target), *matrices, has_c))
+
+
+A, B, D = aligned((128, 64)), aligned((64, 136)), aligned((128, 136))
+LONG = aligned((200, 200))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((A, B, D), "warpgroup: float16 on sm_90"),
+        ((aligned((128, 64), order="F"), aligned((64, 136), order="F"), D), "warpgroup"),
+        (
+            (A, aligned((64, 131)), aligned((128, 131))),
+            "tensor: tensor copies need multiples of 16 bytes; b begins at 0",
+        ),
+        ((LONG[:128, 1:65], B, D), "a begins at 2 mod 16 and its rows are 400 bytes apart"),
+        ((LONG[:128, ::3][:, :64], B, D), "neither axis of a is contiguous"),
+        ((aligned((128, 1)), aligned((1, 136)), D), "warpgroup"),
+        ((aligned((1, 64)), B, aligned((1, 136))), "warpgroup"),
+    ],
+)
+def test_by_shape(arguments, words):
+    assert words in route(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(dtype="float32"), "portable: tensor cores are used for float16 and bfloat16, not for float32 by float32"),
+        (dict(dtype=("float16", "float32")), "not for float16 by float32"),
+        (dict(accumulate="float64"), "add up in float32, not float64"),
+        (dict(out_dtype="float64"), "not float64"),
+        (dict(prologue_a=lambda x, row, column: x), "past any prologue"),
+        (dict(epilogue="silu"), "warpgroup"),
+    ],
+)
+def test_by_kind(options, words):
+    options = {"dtype": "float16", **options}
+    assert words in str(by_kind(devkernels.make_gemm(**options).spec, Target.parse("sm_90")))
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [("sm_75", "portable"), ("sm_80", "tensor: warpgroup products exist on sm_90 only, and this is sm_80"),
+     ("sm_100", "tensor"), ("sm_90a", "warpgroup")],
+)  # fmt: skip
+def test_by_architecture(target, words):
+    assert words in route(A, B, D, target)
+
+
+def test_small_products():
+    a, b, d = (aligned((20, 16, 16)) for _ in range(3))
+    assert route(a, b, d).startswith("small: 20 products of 16 x 16 x 16: a warp each")
+    assert route(a[:15], b[:15], d[:15]).startswith("warpgroup")
+    assert not route(a, b, d, has_c=True).startswith("small")
+    assert not route(a.swapaxes(1, 2), b, d).startswith("small")
+    singles = [aligned((20, 12, 12), "f4") for _ in range(3)]
+    assert "a thread for each row" in route(*singles, dtype="float32")
+    large = [aligned((20, 65, 65), "f4") for _ in range(3)]
+    assert route(*large, dtype="float32").startswith("portable")
+
+
+def test_describe_needs_no_gpu():
+    text = devkernels.make_gemm("float16", epilogue=("bias", "gelu")).describe(A, B)
+    assert "epilogue (bias, gelu)" in text
+    assert "\nwarpgroup: float16 on sm_90" in text
