@@ -17,7 +17,7 @@ from devkernels.compiler.kernel import Options
 from devkernels.errors import ArgumentError, SpecError
 from devkernels.kernels import arrays
 from devkernels.kernels.gemm import Gemm, make_gemm
-from devkernels.kernels.gemm_kernels import batched_view, numbers
+from devkernels.kernels.gemm_kernels import batched_view, numbers, wide_rows
 from devkernels.kernels.gemm_route import PORTABLE, Matrix, Route, as_matrix, by_kind
 from devkernels.launch.jit import Kernel
 from devkernels.matrix import chain, tensor
@@ -85,7 +85,12 @@ class GemmChain:
             second = tuple(given.get(f"then[{i}]", x) for i, x in enumerate(then))
             d = given["out"]
             batch = d.shape[0] if len(d.shape) == 3 else 1
-            kernel = compiled(self, _tiling(self, left, right, last), _batched(first), _batched(second))
+            kernel = compiled(
+                self,
+                _tiling(self, left, right, last, as_matrix(arrays.describe(d, "out"))),
+                _batched(first),
+                _batched(second),
+            )
             grid = (-(-left.rows // tensor.TILE), batch)
             views = [batched_view(x, batch) for x in (given["a"], given["b"], given["c"], d)]
             kernel[grid, tensor.THREADS, stream, chain.shared_bytes(right.columns)](
@@ -109,14 +114,14 @@ def _stand_in(a: Any, left: Matrix, right: Matrix, batch: int | None) -> Any:
     return (np if isinstance(one, np.ndarray) else sys.modules["cupy"]).broadcast_to(one, shape)
 
 
-def _tiling(plan: GemmChain, a: Matrix, b: Matrix, c: Matrix) -> chain.ChainTiling:
+def _tiling(plan: GemmChain, a: Matrix, b: Matrix, c: Matrix, d: Matrix) -> chain.ChainTiling:
     def wide(x: Matrix) -> bool:
         return x.along_rows is True and x.columns % 8 == 0 and x.aligned()
 
     matrices = (a, b, c)
     return chain.ChainTiling(
         plan.first.spec.a_dtype, plan.second.spec.out_dtype, b.columns,
-        tuple(x.along_rows is not False for x in matrices), tuple(map(wide, matrices)),
+        tuple(x.along_rows is not False for x in matrices), tuple(map(wide, matrices)), wide_rows(d),
     )  # fmt: skip
 
 

@@ -125,7 +125,7 @@ def _tensor(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tupl
 
     tiling = tensor.TensorTiling(
         TENSOR_DTYPES[spec.a_dtype], spec.out_dtype, a.along_rows is not False, b.along_rows is not False, wide(a),
-        wide(b), c is not None,
+        wide(b), c is not None, wide_rows(d),
     )  # fmt: skip
     batched = tuple(len(getattr(x, "shape", ())) == 3 for x in extra)
     grid = (-(-d.columns // tensor.TILE) * d.batch, -(-d.rows // tensor.TILE))
@@ -229,6 +229,11 @@ def _map(x: Matrix, turned: bool) -> tuple[int, ...]:
 def _wide(x: Matrix, by_eights: bool) -> bool:
     """Whether eight elements of a row are one aligned access (or two, of float32)."""
     return by_eights and x.along_rows is True and x.dtype in STORED_BYTES and x.aligned(min(16, 8 * x.itemsize))
+
+
+def wide_rows(d: Matrix) -> bool:
+    """Whether eight elements of a row of the result are one aligned access, whichever eight."""
+    return _wide(d, d.columns % 8 == 0)
 
 
 def finish_for(spec: GemmSpec, d: Matrix, c: Matrix | None, extra: tuple) -> finish.Finish:

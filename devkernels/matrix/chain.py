@@ -25,6 +25,7 @@ class ChainTiling:
     columns: int
     along_rows: tuple[bool, bool, bool]
     wide: tuple[bool, bool, bool]
+    d_wide: bool = False
 
     @property
     def shared_bytes(self) -> int:
@@ -47,7 +48,7 @@ def make_kernel(t: ChainTiling, first: Callable, second: Callable) -> Callable:
     kind = {"float16": "f16", "bfloat16": "bf16"}[t.dtype]
     product, clear = tensor_calls.make_warp_tile(kind, 64, B_PITCH), tensor_calls.make_clear(64)
     scale, keep = tensor_calls.make_scale(64), tensor_calls.make_keep(t.dtype, 64)
-    end = tensor_calls.make_end(t.out_dtype, 64, False)
+    end = tensor_calls.make_end(t.out_dtype, 64, False, t.d_wide)
     load_a = make_load_a(t.along_rows[0], t.wide[0])
     load_b, load_c = (make_load_b(t.along_rows[i], t.wide[i]) for i in (1, 2))
     shared_address, u32, one, nothing = ptx.shared_address, np.uint32, np.float32(1), np.float32(0)

@@ -20,7 +20,7 @@ SHARED_BYTES = 2 * A_BYTES
 
 @dataclass(frozen=True)
 class TensorTiling:
-    """`a_wide`, `b_wide`: eight elements of a row are one aligned access (rows contiguous, a multiple of eight)."""
+    """How the operands lie; `a_wide` and its kin: eight elements of a row are one aligned access."""
 
     kind: str  # f16 or bf16
     out_dtype: str
@@ -29,6 +29,7 @@ class TensorTiling:
     a_wide: bool
     b_wide: bool
     has_c: bool
+    d_wide: bool = False
 
 
 def make_load_a(a_rows: bool, a_wide: bool) -> Callable:
@@ -99,7 +100,7 @@ def make_kernel(t: TensorTiling, epilogue: Callable) -> Callable:
     from devkernels.matrix import ptx, tensor_calls
 
     product, clear = tensor_calls.make_warp_tile(t.kind, 64, B_PITCH), tensor_calls.make_clear(64)
-    end = tensor_calls.make_end(t.out_dtype, 64, t.has_c)
+    end = tensor_calls.make_end(t.out_dtype, 64, t.has_c, t.d_wide)
     load_a, load_b = make_load_a(t.a_along_rows, t.a_wide), make_load_b(t.b_along_rows, t.b_wide)
     shared_address, u32 = ptx.shared_address, np.uint32
     tile, depth, a_bytes, words = TILE, DEPTH, A_BYTES, SHARED_BYTES // 16

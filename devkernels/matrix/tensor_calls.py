@@ -14,7 +14,7 @@ from numba.cuda.extending import intrinsic
 
 from devkernels.matrix.elements import _stored_type, _to_float
 from devkernels.matrix.ptx import i32, i64
-from devkernels.matrix.small_calls import _place, _slot
+from devkernels.matrix.small_calls import _place, _slot, _store_words
 from devkernels.matrix.tile import ITEM, pack
 
 _SHARED, _GLOBAL = 3, 1
@@ -175,10 +175,11 @@ def make_scale(count: int) -> Callable:
 
 
 @functools.cache
-def make_end(dtype: str, rows: int, has_c: bool) -> Callable:
+def make_end(dtype: str, rows: int, has_c: bool, wide: bool) -> Callable:
     """Return ``end(function, sums, alpha, beta, batch, row, column, c, d, extra)``: finish a thread's sums, masked.
 
     sums[8 i + j] is element (row + 8 i, column + j); the function that of `steps.element_function`, called inside only.
+    `wide`: the columns are a multiple of eight, and eight elements of a row of d are one aligned access, or two.
     """
 
     @intrinsic
@@ -196,33 +197,40 @@ def make_end(dtype: str, rows: int, has_c: bool) -> Callable:
             c_dtype = "bfloat16" if "bfloat16" in str(signature.args[7].dtype) else str(signature.args[7].dtype)
             last = [builder.extract_value(arrays[1].shape, i) for i in (1, 2)]
 
-            def place(array, r, k, stored):
+            def place(array, r, k):
                 where = builder.ptrtoint(array.data, ir.IntType(64))
                 for axis, index in enumerate((batch_, r, k)):
                     where = builder.add(where, builder.mul(index, builder.extract_value(array.strides, axis)))
-                return builder.inttoptr(where, ir.PointerType(stored, _GLOBAL))
+                return where
 
             run, stored = context.get_function(function, inner), _stored_type(dtype)
+
+            def element(i, j, r, k):
+                value = builder.fmul(builder.load(_slot(builder, target, 8 * i + j)), alpha_)
+                if has_c:
+                    source = builder.inttoptr(place(arrays[0], r, k), ir.PointerType(_stored_type(c_dtype), _GLOBAL))
+                    value = builder.fma(beta_, _to_float(builder, builder.load(source), c_dtype), value)
+                narrow = [builder.trunc(v, ir.IntType(32)) for v in (batch_, r, k)]
+                given = [context.cast(builder, v, have, want) for v, have, want in
+                         zip([value, *narrow, arguments[9]], kinds, inner.args, strict=True)]  # fmt: skip
+                return context.cast(builder, run(builder, given), inner.return_type, types.float32)
+
             for i in range(rows // 8):
                 r = builder.add(row_, i64(8 * i))
                 inside_row = builder.icmp_signed("<", r, last[0])
-                for j in range(8):
-                    k = builder.add(column_, i64(j))
-                    inside = builder.and_(inside_row, builder.icmp_signed("<", k, last[1]))
-                    with builder.if_then(inside):
-                        value = builder.fmul(builder.load(_slot(builder, target, 8 * i + j)), alpha_)
-                        if has_c:
-                            before = builder.load(place(arrays[0], r, k, _stored_type(c_dtype)))
-                            value = builder.fma(beta_, _to_float(builder, before, c_dtype), value)
-                        narrow = [builder.trunc(v, ir.IntType(32)) for v in (batch_, r, k)]
-                        given = [context.cast(builder, v, have, want) for v, have, want in
-                                 zip([value, *narrow, arguments[9]], kinds, inner.args, strict=True)]  # fmt: skip
-                        value = context.cast(builder, run(builder, given), inner.return_type, types.float32)
-                        if dtype == "float64":
-                            value = builder.fpext(value, ir.DoubleType())
-                        elif dtype != "float32":
+                columns = [builder.add(column_, i64(j)) for j in range(8)]
+                if wide:
+                    with builder.if_then(builder.and_(inside_row, builder.icmp_signed("<", column_, last[1]))):
+                        values = [element(i, j, r, k) for j, k in enumerate(columns)]
+                        _store_words(builder, place(arrays[1], r, column_), 0, pack(builder, values, dtype))
+                    continue
+                for j, k in enumerate(columns):
+                    with builder.if_then(builder.and_(inside_row, builder.icmp_signed("<", k, last[1]))):
+                        value = element(i, j, r, k)
+                        if dtype != "float32":
                             value = builder.trunc(pack(builder, [value] * (4 // ITEM[dtype]), dtype)[0], stored)
-                        builder.store(value, place(arrays[1], r, k, stored))
+                        where = place(arrays[1], r, k)
+                        builder.store(value, builder.inttoptr(where, ir.PointerType(stored, _GLOBAL)))
             return context.get_dummy_value()
 
         return types.void(function, sums, alpha, beta, batch, row, column, c, d, extra), codegen

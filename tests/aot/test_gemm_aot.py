@@ -72,7 +72,7 @@ def test_small_products_stay_in_registers():
 @pytest.mark.parametrize("wide", [True, False])
 def test_tensor_cores_at_any_alignment(wide):
     spec = devkernels.make_gemm("float16").spec
-    tiling = tensor.TensorTiling("f16", "float16", True, True, wide, wide, False)
+    tiling = tensor.TensorTiling("f16", "float16", True, True, wide, wide, False, wide)
     signature = (*(Parameter(n, "array", "float16", 3, "A") for n in "abcd"), Parameter("alpha", "scalar", "float32"),
                  Parameter("beta", "scalar", "float32"), Parameter("extra", "tuple", items=()))  # fmt: skip
     image = devkernels.compile(gemm_kernels.tensor_kernel(spec, tiling, ()), signature, "sm_90")
@@ -80,6 +80,7 @@ def test_tensor_cores_at_any_alignment(wide):
     assert sass.count("HMMA") == 32
     assert sass.spills == 0
     assert (sass.count("LDG.E.128") > 0) == wide
+    assert sass.count("STG") == (8 if wide else 64)
     assert image.registers <= 128  # two blocks on a multiprocessor
 
 
