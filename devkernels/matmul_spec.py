@@ -18,6 +18,7 @@ ARRANGEMENTS = ("row_major", "col_major")
 TRANSPOSE_MODES = ("non_transposed", "transposed", "conj_transposed")
 DATA_TYPES = ("real", "complex")
 MAX_ALIGNMENT = 16
+LEAST_THREADS = 32  # of a block; cuBLASDx refuses fewer, in most of its versions
 Triple = tuple[int, int, int]
 
 
@@ -230,6 +231,11 @@ def _check(spec: MatmulSpec) -> None:
                     f"bytes per element, and at most {MAX_ALIGNMENT}.",
                     spec=spec,
                 )
+    if spec.block_dim is not None and spec.threads < LEAST_THREADS:
+        raise SpecError(
+            f"block_dim={spec.block_dim} has {spec.threads} threads; a product takes at least {LEAST_THREADS}.",
+            spec=spec,
+        )
     if spec.block_dim is not None and spec.threads > spec.target.max_threads_per_block:
         raise ResourceError(
             f"block_dim={spec.block_dim} has {spec.threads} threads; {spec.target} has at most "

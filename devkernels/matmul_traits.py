@@ -1,8 +1,8 @@
 """What a product on shared memory means for its target: block shape, leading dimensions, alignment, fragment.
 
 In: a `MatmulSpec`. Out: the completed spec, and the number of elements of c that a thread holds. Numbers come from
-libmathdx; where it is not installed (the simulator needs none) from the rules below, which give valid numbers, not its
-suggestions.
+libmathdx; in the simulator, which needs none, and where it is not installed, from the rules below: valid numbers, the
+same everywhere, but not the library's suggestions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import replace
 from devkernels import libmathdx
 from devkernels.errors import CompileError, SpecError
 from devkernels.libmathdx import matmul as library
-from devkernels.matmul_spec import MatmulSpec, check_shared
+from devkernels.matmul_spec import LEAST_THREADS, MatmulSpec, check_shared
+from devkernels.target import simulating
 from devkernels.traits import remembered
 
 
@@ -59,18 +60,26 @@ def complete(spec: MatmulSpec, leading_dimension: object) -> MatmulSpec:
 @functools.cache
 def suggestions(spec: MatmulSpec) -> dict[str, tuple[int, int, int]]:
     """Alignment, suggested leading dimensions and block of a product."""
+    if not _ask_library():
+        return _rules(spec)
     found = remembered("matmul", spec, lambda: _suggestions(spec))
     return {name: tuple(value) for name, value in found.items()}
 
 
+def _ask_library() -> bool:
+    return not simulating() and libmathdx.available()
+
+
 def _suggestions(spec: MatmulSpec) -> dict[str, tuple[int, int, int]]:
-    if libmathdx.available():
-        try:
-            return library.traits(description(spec))
-        except CompileError as error:
-            raise SpecError(f"cuBLASDx has no {spec}. ({str(error)[-600:]})", spec=spec) from error
+    try:
+        return library.traits(description(spec))
+    except CompileError as error:
+        raise SpecError(f"cuBLASDx has no {spec}. ({str(error)[-600:]})", spec=spec) from error
+
+
+def _rules(spec: MatmulSpec) -> dict[str, tuple[int, int, int]]:
     m, n, _ = spec.size
-    threads = min(256, max(32, -(-m * n // (16 * 32)) * 32))  # 16 elements of c a thread
+    threads = min(256, max(LEAST_THREADS, -(-m * n // (16 * 32)) * 32))  # 16 elements of c a thread
     return {"alignment": spec.item_bytes, "suggested_leading_dimension": spec.least_leading_dimension,
             "suggested_block_dim": (threads, 1, 1)}  # fmt: skip
 
@@ -78,7 +87,7 @@ def _suggestions(spec: MatmulSpec) -> dict[str, tuple[int, int, int]]:
 @functools.cache
 def fragment_size(spec: MatmulSpec, dealt: bool) -> int:
     """Elements of c that a thread holds in registers; `dealt` out evenly (as the simulator does) or the library's."""
-    if not dealt and libmathdx.available():
+    if not dealt and _ask_library():
         return remembered("fragment", spec, lambda: _fragment_size(spec))
     m, n, _ = spec.size
     return -(-m * n // spec.threads)

@@ -33,6 +33,7 @@ GOOD = dict(size=(32, 16, 8), precision=np.float32, block_size=64)
         (dict(alignment=(32, 4, 4)), "at most 16"),
         (dict(block_dim=(64, 1, 1)), "not both"),
         (dict(block_size=0), "block_size=0"),
+        (dict(block_size=16), "at least 32"),
         (dict(function="MV"), "'MM' is"),
         (dict(execution="Thread"), "'Block' is"),
         (dict(with_pipeline=True), "make_gemm"),
