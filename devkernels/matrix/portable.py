@@ -53,6 +53,8 @@ def make_kernel(tiling: PortableTiling, convert: Callable, store: Callable, prol
     kind = np.dtype(tiling.accumulate)
     a_elements = b_elements = depth * wide
     zero = kind.type(0)
+    parts, number, add, total = _sums(kind)
+    nothing = number.type(0)
     first = device_function(prologue_a) if prologue_a is not None else None
     second = device_function(prologue_b) if prologue_b is not None else None
     read_a = _reader(convert, first, zero)
@@ -61,15 +63,16 @@ def make_kernel(tiling: PortableTiling, convert: Callable, store: Callable, prol
     def gemm(a, b, c, d, alpha, beta, extra):
         left = cuda.shared.array(a_elements, kind)  # element (row, k) at k * wide + row
         right = cuda.shared.array(b_elements, kind)  # element (k, column) at k * wide + column
-        sums = cuda.local.array((own, own), kind)
+        sums = cuda.local.array((parts, own, own), number)  # real parts, then imaginary ones
         thread = cuda.threadIdx.x
         across_tiles = (d.shape[2] + tile - 1) // tile
         batch = cuda.blockIdx.x // across_tiles
         row0, column0 = cuda.blockIdx.y * tile, (cuda.blockIdx.x - batch * across_tiles) * tile
         down, across = thread // side, thread % side
-        for i in range(own):
-            for j in range(own):
-                sums[i, j] = zero
+        for p in range(parts):
+            for i in range(own):
+                for j in range(own):
+                    sums[p, i, j] = nothing
         inner = a.shape[2]
         for k0 in range(0, inner, depth):
             for e in range(thread, count, threads):
@@ -88,19 +91,43 @@ def make_kernel(tiling: PortableTiling, convert: Callable, store: Callable, prol
                 for i in range(own):
                     value = left[k * wide + down + i * side]
                     for j in range(own):
-                        sums[i, j] += value * right[k * wide + across + j * side]
+                        add(sums, i, j, value, right[k * wide + across + j * side])
             cuda.syncthreads()
         for i in range(own):
             row = row0 + down + i * side
             for j in range(own):
                 column = column0 + across + j * side
                 if row < d.shape[1] and column < d.shape[2]:
-                    value = alpha * sums[i, j]
+                    value = alpha * total(sums, i, j)
                     if has_c:
                         value += beta * convert(c[batch, row, column])
                     d[batch, row, column] = store(epilogue(value, batch, row, column, extra))
 
     return gemm
+
+
+def _sums(kind: np.dtype) -> tuple[int, np.dtype, Callable, Callable]:
+    """Parts of a sum, their dtype, and device functions that add a product and give the whole sum.
+
+    Complex products are added part by part: four fused multiply-adds, where a product and an addition are six
+    operations.
+    """
+    if kind.kind != "c":
+
+        def add(sums, i, j, a, b):
+            sums[0, i, j] += a * b
+
+        return 1, kind, device_function(add), device_function(lambda sums, i, j: sums[0, i, j])
+
+    def add_parts(sums, i, j, a, b):
+        sums[0, i, j] += a.real * b.real
+        sums[0, i, j] -= a.imag * b.imag
+        sums[1, i, j] += a.real * b.imag
+        sums[1, i, j] += a.imag * b.real
+
+    number, whole = np.dtype({"complex64": "f4", "complex128": "f8"}[kind.name]), kind.type
+    total = device_function(lambda sums, i, j: whole(complex(sums[0, i, j], sums[1, i, j])))
+    return 2, number, device_function(add_parts), total
 
 
 def _reader(convert: Callable, prologue: Callable | None, zero: object) -> Callable:
