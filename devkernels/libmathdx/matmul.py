@@ -28,7 +28,7 @@ _TRAIT = dict(block_dim=3, leading_dimension=4, alignment=7, suggested_leading_d
 _TRAIT_SYMBOL = 5
 _BLOCK = 1
 _SMEM_A, _SMEM_B, _RMEM_C = 0, 1, 11  # tensors
-_LOGICAL_SIZE, _STORAGE_BYTES = 5, 0  # traits of a tensor
+_STORAGE_BYTES = 0  # trait of a tensor
 _EXECUTE, _POSITION, _ACTIVE, _IN_BOUNDS = 0, 6, 8, 10  # device functions
 _SYMBOL_NAME = 0  # option of a device function
 
