@@ -14,7 +14,7 @@ import numpy as np
 
 from devkernels import target
 from devkernels.compiler.kernel import Options
-from devkernels.errors import ArgumentError, SpecError
+from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
 from devkernels.kernels import arrays
 from devkernels.kernels.gemm import Gemm, make_gemm
 from devkernels.kernels.gemm_kernels import batched_view, numbers, wide_rows
@@ -63,6 +63,7 @@ class GemmChain:
         """Multiply; see `make_gemm_chain`."""
         seen = self.first.check(a, b, alpha, extra)
         left, right = seen["a"], seen["b"]
+        self._check_last(c, right.columns)
         route = self._route(right.columns)
         if route.path == SEPARATE:
             between = self.first(a, b, alpha=alpha, extra=extra, stream=stream)
@@ -99,6 +100,19 @@ class GemmChain:
 
         arrays.run_where_kernels_live({**inputs, "out": result}, launch, ("out",))
         return result
+
+    def _check_last(self, c: Any, columns: int) -> None:
+        """Say in this plan's words what the second product would say of its operand b."""
+        seen, wanted = arrays.describe(c, "c"), self.second.spec.b_dtype
+        if seen.dtype != wanted:
+            raise ArgumentTypeError(
+                f"c has dtype {seen.dtype}; this chain was made for {wanted}.", spec=self.second.spec
+            )
+        if len(seen.shape) in (2, 3) and seen.shape[-2] != columns:
+            raise ArgumentError(
+                f"a @ b has {columns} columns and c has {seen.shape[-2]} rows; they must be the same.",
+                spec=self.second.spec,
+            )
 
 
 def _batched(extra: tuple) -> tuple[bool, ...]:

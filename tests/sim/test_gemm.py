@@ -170,7 +170,7 @@ def test_chain_of_two_products(generator, dtype):
     assert "two kernels: the simulator" in chain.describe(7)
     batch = devkernels.make_gemm_chain(dtype)(np.stack([a, 2 * a]), b, c)
     np.testing.assert_array_equal(batch, np.stack([a @ b @ c, 2 * a @ b @ c]).astype(dtype))
-    with pytest.raises(ArgumentError, match="7 columns and b has 6 rows"):
+    with pytest.raises(ArgumentError, match="7 columns and c has 6 rows"):
         chain(a, b, c[:6], extra=(bias,), then=(other,))
 
 
