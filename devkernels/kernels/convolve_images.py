@@ -21,7 +21,7 @@ import numpy as np
 from devkernels.device.inline import device_function
 from devkernels.engine import emit
 from devkernels.engine.block_fft import BlockFFT
-from devkernels.kernels.convolve_rows import _finish
+from devkernels.kernels.convolve_steps import finish
 from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.lazy import cuda
 
@@ -150,7 +150,7 @@ def rows_forward_kernel(
         if live:
             store(data, work, (page * page_rows + row) * size + thread)
 
-    return _finish(fft, transform_rows)
+    return finish(fft, transform_rows)
 
 
 @lazy_kernel
@@ -177,7 +177,7 @@ def columns_spectrum_kernel(fft: BlockFFT, width: int):
         if live:
             store(data, work, base)
 
-    return _finish(fft, transform_columns)
+    return finish(fft, transform_columns)
 
 
 @lazy_kernel
@@ -212,7 +212,7 @@ def columns_kernel(fft: BlockFFT, width: int):
             place -= start * width
             store(data, work, base + place, place, window * width)
 
-    return _finish(fft, filter_columns)
+    return finish(fft, filter_columns)
 
 
 @lazy_kernel
@@ -249,4 +249,4 @@ def rows_inverse_kernel(fft: BlockFFT, dtype: str, pairs: bool = False, epilogue
                 after_second(data, other, row, column, out_columns)
                 second(data, out, (other * out_rows + row) * out_columns + column, column, out_columns)
 
-    return _finish(fft, finish_rows)
+    return finish(fft, finish_rows)

@@ -23,7 +23,7 @@ import numpy as np
 from devkernels.device.inline import device_function
 from devkernels.engine import emit
 from devkernels.engine.block_fft import BlockFFT
-from devkernels.kernels.convolve_rows import _finish, each_sample
+from devkernels.kernels.convolve_steps import each_sample, finish
 from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.lazy import cuda
 
@@ -88,7 +88,7 @@ def columns_forward_kernel(
         if live:
             store(data, work, page * points + place)
 
-    return _finish(fft, transform_columns)
+    return finish(fft, transform_columns)
 
 
 def _turn(fft: BlockFFT) -> Callable:
@@ -142,7 +142,7 @@ def rows_filter_kernel(fft: BlockFFT, height: int):
         if live:
             store(data, work, base)
 
-    return _finish(fft, filter_rows)
+    return finish(fft, filter_rows)
 
 
 @lazy_kernel
@@ -172,7 +172,7 @@ def rows_spectrum_kernel(fft: BlockFFT, height: int):
         if live:
             store(data, spectra, base)
 
-    return _finish(fft, transform_rows)
+    return finish(fft, transform_rows)
 
 
 @lazy_kernel
@@ -213,4 +213,4 @@ def columns_inverse_kernel(fft: BlockFFT, pitch: int, dtype: str, halves: bool, 
                 after_second(data, row, sample + points + done, min(window, done + hop))
                 second(data, out, base + sample + points, sample + points, limit)
 
-    return _finish(fft, finish_columns)
+    return finish(fft, finish_columns)

@@ -18,10 +18,9 @@ import numpy as np
 from devkernels.device.inline import device_function
 from devkernels.engine import emit
 from devkernels.engine.block_fft import BlockFFT
+from devkernels.kernels.convolve_steps import apart, each_sample, finish, spoiler
 from devkernels.kernels.lazy_kernel import lazy_kernel
-from devkernels.launch.jit import kernel
 from devkernels.lazy import cuda
-from devkernels.target import simulating
 
 
 @dataclass(frozen=True)
@@ -67,106 +66,9 @@ def _row_functions(rows: Rows):
     return device_function(out_row), device_function(x_row)
 
 
-def each_sample(fft: BlockFFT, function: Callable | None, part: str, pitch: int = 1, wraps: bool = False) -> Callable:
-    """Device function ``f(data, row, position, length)``: samples through the user's ``f(value, row, position)``.
-
-    Slot e holds, in the given part of its complex number, sample ``position + offsets[e] * pitch`` of a row; those
-    outside of the row are left alone, or with `wraps` those before it are the last ones.
-    """
-    if function is None:
-
-        def nothing(data, row, position, length):
-            return None
-
-        return device_function(nothing)
-    function, elements, step = device_function(function), fft.elements_per_thread, fft.stride * pitch
-    scalar = fft.dtype.type
-    real = np.float32 if fft.dtype == np.complex64 else np.float64
-
-    def apply(data, row, position, length):
-        for e in range(elements):
-            place = position + e * step
-            if wraps and place < 0:
-                place += length
-            if place >= 0 and place < length:
-                if part == "both":
-                    data[e] = scalar(function(data[e], row, place))
-                elif part == "real":
-                    data[e] = complex(real(function(data[e].real, row, place)), data[e].imag)
-                else:
-                    data[e] = complex(data[e].real, real(function(data[e].imag, row, place)))
-
-    return device_function(apply)
-
-
-def vote(fft: BlockFFT) -> Callable:
-    """Device function ``f(flag)``: whether any thread that meets this one at the transform's barriers has the flag."""
-    barriers = {exchange.barrier for exchange in fft.plan.exchanges}
-    if not barriers:
-
-        def any_of_them(flag):
-            return flag
-    elif "block" in barriers or fft.stride * fft.ffts_per_block % 32 or simulating():
-
-        def any_of_them(flag):
-            return cuda.syncthreads_or(np.int32(flag)) != 0
-    else:
-
-        def any_of_them(flag):
-            return cuda.any_sync(0xFFFFFFFF, flag)
-
-    return device_function(any_of_them)
-
-
-def apart(fft: BlockFFT) -> Callable:
-    """Device function ``f(data)`` that keeps the two rows of a complex one apart.
-
-    What is not finite in a row is taken for zero, lest it spoil the other; the result says for which row of this thread
-    that was so: bit 0 the real parts, bit 1 the imaginary ones.
-    """
-    any_of_them, elements, per_block = vote(fft), fft.elements_per_thread, fft.ffts_per_block
-    zero = np.float32(0) if fft.dtype == np.complex64 else np.float64(0)
-
-    def separate(data):
-        first, second = zero, zero
-        for e in range(elements):  # zero, unless one of the values is not finite
-            first += data[e].real * zero
-            second += data[e].imag * zero
-        found = (1 if first != 0 else 0) | (2 if second != 0 else 0)
-        mark = 0
-        if any_of_them(found != 0):
-            for row in range(per_block):
-                mine = cuda.threadIdx.y == row
-                bad_first, bad_second = any_of_them(mine and found & 1 != 0), any_of_them(mine and found & 2 != 0)
-                if mine:
-                    mark = (1 if bad_first else 0) | (2 if bad_second else 0)
-            for e in range(elements):
-                re, im = data[e].real, data[e].imag
-                data[e] = complex(re if re - re == 0 else zero, im if im - im == 0 else zero)
-        return mark
-
-    return device_function(separate)
-
-
-def spoiler(fft: BlockFFT) -> Callable:
-    """Device function ``f(data, mark)``: NaN in the real parts (bit 0), or the imaginary ones (bit 1)."""
-    elements = fft.elements_per_thread
-    nan = np.float32(np.nan) if fft.dtype == np.complex64 else np.float64(np.nan)
-
-    def spoil(data, mark):
-        for e in range(elements):
-            data[e] = complex(nan if mark & 1 else data[e].real, nan if mark & 2 else data[e].imag)
-
-    return device_function(spoil)
-
-
 def _moves(fft: BlockFFT, rows: Rows, part: str, masked: bool, keep: bool = False, adds: bool = False):
     move = emit.Move(fft.offsets, fft.dtype.name, rows.dtype, part, masked, keep, adds, fft.rows_cache)
     return emit.gather(move), emit.scatter(move)
-
-
-def _finish(fft: BlockFFT, function: Callable):
-    return kernel(function, **fft.kernel_options)
 
 
 @lazy_kernel
@@ -196,7 +98,7 @@ def filter_kernel(fft: BlockFFT, dtype: str):
         if row < count:
             store(data, spectra, row * size + thread)
 
-    return _finish(fft, transform_filters)
+    return finish(fft, transform_filters)
 
 
 @lazy_kernel
@@ -225,7 +127,7 @@ def circular_kernel(fft: BlockFFT, rows: Rows):
             after(data, row, thread, size)
             store(data, out, row * size + thread)
 
-    return _finish(fft, convolve_circular)
+    return finish(fft, convolve_circular)
 
 
 @lazy_kernel
@@ -266,7 +168,7 @@ def circular_pair_kernel(fft: BlockFFT, rows: Rows):
             after_second(data, second, thread, size)
             store_second(data, out, second * size + thread)
 
-    return _finish(fft, convolve_circular_pairs)
+    return finish(fft, convolve_circular_pairs)
 
 
 @lazy_kernel
@@ -314,7 +216,7 @@ def linear_kernel(fft: BlockFFT, rows: Rows, whole: bool, tail: bool):
                     after_tail(data, row, first + size, window)
                     store_tail(data, out, row * window + first + size, first + size, window)
 
-    return _finish(fft, convolve_linear)
+    return finish(fft, convolve_linear)
 
 
 @lazy_kernel
@@ -381,7 +283,7 @@ def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool, adds: bool = False):
                 after_second(data, row, done + hop + first, done + hop + left)
                 store_second(data, out, base + hop, first, left)
 
-    return _finish(fft, convolve_overlapping)
+    return finish(fft, convolve_overlapping)
 
 
 def _fetch(whole: Callable, some: Callable, around: Callable, size: int, wraps: bool) -> Callable:

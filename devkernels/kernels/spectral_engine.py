@@ -19,7 +19,7 @@ from devkernels.engine import choose, emit, spectrum
 from devkernels.engine.block_fft import BlockFFT, block_fft
 from devkernels.errors import UnsupportedSizeError
 from devkernels.kernels import arrays
-from devkernels.kernels.convolve_rows import apart, spoiler
+from devkernels.kernels.convolve_steps import apart, spoiler
 from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.launch.jit import kernel
 from devkernels.lazy import cuda
