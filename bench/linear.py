@@ -301,18 +301,15 @@ def _both(case, data, with_compile) -> list[Contender]:
 
 
 def _graphed(module, x, leaves, dy):
-    """Forward and backward through torch.cuda.make_graphed_callables, made at the first call."""
+    """Forward and backward through torch.cuda.make_graphed_callables.
+
+    Made while the case is set up: it empties torch's cache, and graphs that the harness has captured from torch's
+    allocator would then replay on memory that is no longer theirs.
+    """
     import torch
 
-    made = []
-
-    def run():
-        if not made:
-            twin = copy.copy(module)  # its forward is replaced
-            made.append(torch.cuda.make_graphed_callables(twin, (x.detach().requires_grad_(),)))
-        return torch.autograd.grad(made[0](x), leaves, dy)
-
-    return run
+    twin = torch.cuda.make_graphed_callables(copy.copy(module), (x.detach().requires_grad_(),))  # replaces forward
+    return lambda: torch.autograd.grad(twin(x), leaves, dy)
 
 
 def _Act(activation):
