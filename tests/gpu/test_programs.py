@@ -37,11 +37,11 @@ def test_device_functions_through_both_decorators(rng, how):
     assert np.linalg.norm(cp.asnumpy(y) - want) <= 1e-6 * np.linalg.norm(want)
 
 
-def run(code, *arguments, **environment):
+def run(code, *arguments, timeout=300, **environment):
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env=os.environ | {"PYTHONPATH": ":".join(sys.path), "DEVKERNELS_QUIET": "1"} | environment,
-        capture_output=True, text=True, check=False, timeout=300,
+        capture_output=True, text=True, check=False, timeout=timeout,
     )  # fmt: skip
 
 
@@ -365,11 +365,11 @@ def test_pipelined_products_compile_each_function_once(tmp_path):
     """A kernel that takes a DevicePipeline; then another kernel; then both forbidden to compile anything."""
     pytest.importorskip("nvmath")
     environment = {"DEVKERNELS_CACHE_DIR": str(tmp_path)}
-    first = run(PIPELINE, "1", **environment)
+    first = run(PIPELINE, "1", timeout=900, **environment)  # fifteen compilations of libmathdx, one after the other
     assert first.returncode == 0, first.stderr
     functions, kernels = map(int, first.stdout.split())
     assert (functions > 3, kernels) == (True, 1)  # nvmath asks for each several times
     for salt, disabled, builds in (("2", "0", "0 1"), ("1", "1", "0 0"), ("2", "1", "0 0")):
-        later = run(PIPELINE, salt, DEVKERNELS_DISABLE_JIT=disabled, **environment)
+        later = run(PIPELINE, salt, timeout=900, DEVKERNELS_DISABLE_JIT=disabled, **environment)
         assert later.returncode == 0, later.stderr
         assert later.stdout.split() == builds.split(), (later.stdout, later.stderr)
