@@ -75,10 +75,12 @@ def make_gemm(
     Notes
     -----
     On sm_90, products of float16 and bfloat16 whose rows or columns lie on multiples of 16 bytes go through tensor
-    copies and warpgroup products (docs/matmul.md has what was measured); everything else goes through a portable kernel without
-    tensor cores. A function is called with row and column inside the result, but perhaps more than once for the last
-    ones; it must have no side effects. In float32, silu and gelu_tanh are computed with the hardware's exp2 and
-    reciprocal (relative error about 2**-21). Python numbers in `extra` become numbers of the accumulator's kind.
+    copies and warpgroup products (docs/matmul.md has what was measured); many small ones, dense and in row order, are
+    computed in registers; other products of 16-bit floats go through tensor cores from sm_80 on, and everything else
+    through a portable kernel without them. A function is called with row and column inside the result, but perhaps
+    more than once for the last ones; it must have no side effects. In float32, silu and gelu_tanh are computed with
+    the hardware's exp2 and reciprocal (relative error about 2**-21). Python numbers in `extra` become numbers of the
+    accumulator's kind.
 
     Examples
     --------
