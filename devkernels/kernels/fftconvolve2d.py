@@ -24,7 +24,9 @@ from devkernels.kernels.convolve_plan2d import AxisPlan, axis_plan
 from devkernels.kernels.convolve_recipe import Recipes, key_of
 
 _MOST_GRID_Y = 65535
-_WORK = 32 << 20  # bytes of pages that are worked on at a time, so that they stay in the L2 cache between the kernels
+# Bytes of pages that are worked on at a time. As few as would stay in the L2 cache between the kernels are slower
+# (bench/results/fftconvolve.json): the ends of so many kernels cost more than the trips to memory.
+_WORK = 1 << 30
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Images in parts: only so many at a time that what lies between the kernels stays in the L2 cache."""
+"""Images in parts: only so many at a time as the work area may hold."""
 
 import numpy as np
 import pytest
