@@ -1,8 +1,8 @@
 """Convolution with filters that no block transform holds: four-step transforms, three kernels for the rows.
 
 in: a `RowPlan` of method "four-step". out: launches on flat arrays. The work area holds one transform (`points` complex
-numbers) for each row, or segment of a row, that is under way: as many as fit `WORK_BYTES`, and at least one. That much
-stays in the L2 cache of a large GPU: most of the traffic with memory is the reading of rows and the writing of results.
+numbers) for each row, or segment of a row, that is under way: as many as fit `WORK_BYTES`, and at least one. Small work
+areas stay in the L2 cache, but the ends of many short launches cost more than that saves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from devkernels.kernels.convolve_batch import Broadcast
 from devkernels.kernels.convolve_plan import RowPlan
 from devkernels.target import Target
 
-WORK_BYTES = 32 << 20
+WORK_BYTES = 256 << 20
 _MANY_COLUMNS = 8  # columns of a block: 64 bytes of a row, two sectors
 
 

@@ -125,7 +125,7 @@ def oaconvolve(
 
     Overlap-save in one kernel: each segment is read, transformed, filtered and written by one thread block, and nothing
     is kept in memory between. Filters of more than 12288 samples (6144 in double precision) are done by transforms in
-    three kernels, with a work area of up to 32 MiB or one segment. Parameters, results and errors as in `fftconvolve`.
+    three kernels, with a work area of up to 256 MiB or one segment. Parameters, results and errors as in `fftconvolve`.
     """
     return _convolve(in1, in2, mode, axes, "overlap", out, stream)
 
