@@ -36,6 +36,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from bench.captured import capture
+
 RESULTS = pathlib.Path(__file__).parent / "results"
 LAUNCHES = 10  # between two events
 PACKAGES = (
@@ -201,16 +203,6 @@ def _host_microseconds(run: Callable[[], object], stream: object, launches: int)
     return (time.perf_counter() - begin) / launches * 1e6
 
 
-def _capture(run: Callable[[], object], stream: object) -> Callable[[], object]:
-    stream.begin_capture()
-    try:
-        for _ in range(LAUNCHES):
-            run()
-    finally:
-        graph = stream.end_capture()
-    return lambda: graph.launch(stream)
-
-
 def _reason(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
@@ -240,7 +232,7 @@ def measure(setup: Setup, stream: object, effort: Effort) -> list[dict[str, obje
             continue
         if effort.graph and contender.graph:
             try:
-                replay = _capture(contender.run, stream)
+                replay = capture(contender.run, stream, LAUNCHES)
                 replay()
                 stream.synchronize()
             except Exception as error:  # noqa: BLE001 - a library may refuse to be captured; the row says so

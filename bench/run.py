@@ -20,7 +20,7 @@ from bench import harness  # noqa: E402 - the checkout comes first on the path
 
 def available() -> list[str]:
     """Names of the benchmarks of this folder."""
-    tools = {"__init__", "harness", "run", "report", "start", "images"}
+    tools = {"__init__", "captured", "harness", "run", "report", "start", "images"}
     return sorted(path.stem for path in HERE.glob("*.py") if path.stem not in tools and not path.stem.startswith("_"))
 
 
