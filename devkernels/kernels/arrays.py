@@ -131,6 +131,23 @@ def check_same_device(first: Described, second: Described, names: tuple[str, str
         )
 
 
+def check_result(out: Any, seen: Described, shape: tuple[int, ...], dtype: str, spec: object) -> Described:
+    """Raise unless `out` can take a result of this shape and dtype beside the array `seen`; return what it is like.
+
+    Whether the two may overlap is the caller's to say.
+    """
+    mine = describe(out, "out")
+    check_same_device(seen, mine, ("x", "out"))
+    if mine.dtype != dtype or mine.shape != shape:
+        raise ArgumentError(
+            f"out has shape {mine.shape} and dtype {mine.dtype}; it must have {shape} and {dtype}.", spec=spec
+        )
+    expected = np.cumprod((mine.itemsize, *shape[:0:-1]))[::-1]
+    if any(n > 1 and s != e for n, s, e in zip(shape, mine.strides, expected, strict=True)):
+        raise ArgumentError("out is not contiguous; pass an array in C order.", spec=spec)
+    return mine
+
+
 def overlap(first: Described, second: Described) -> bool:
     """Whether the memory spans of two arrays intersect without being the same array."""
     if (first.pointer, first.shape, first.strides) == (second.pointer, second.shape, second.strides):

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from devkernels.engine.block_fft import BlockFFT, block_fft
 from devkernels.errors import ArgumentError, ArgumentTypeError
 from devkernels.kernels import arrays, convolve_rows
@@ -194,15 +192,7 @@ class FFTConvolve:
         return self(_detached(x), _detached(h))
 
     def _check_out(self, out: Any, seen: arrays.Described, shape: tuple[int, ...]) -> None:
-        mine = arrays.describe(out, "out")
-        arrays.check_same_device(seen, mine, ("x", "out"))
-        if mine.dtype != self.dtype or mine.shape != shape:
-            raise ArgumentError(
-                f"out has shape {mine.shape} and dtype {mine.dtype}; it must have {shape} and {self.dtype}.", spec=self
-            )
-        expected = np.cumprod((mine.itemsize, *shape[:0:-1]))[::-1]
-        if any(n > 1 and s != e for n, s, e in zip(shape, mine.strides, expected, strict=True)):
-            raise ArgumentError("out is not contiguous; pass an array in C order.", spec=self)
+        mine = arrays.check_result(out, seen, shape, self.dtype, self)
         if arrays.overlap(seen, mine) or (mine.pointer == seen.pointer and not self.plan.whole):
             raise ArgumentError("out overlaps x in memory; pass a separate array.", spec=self)
 
