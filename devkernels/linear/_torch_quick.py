@@ -2,8 +2,7 @@
 
 in: tensors.  out: the result of the planned call, or of the autograd function where a gradient is needed.
 
-The check is what torch.compile's guards use (``TensorGuards``: type, dispatch keys, dtype, device, sizes and strides of
-several tensors at once); where torch does not have it, the longer way of `_torch_run` is taken.
+The check is that of `_torch_look`; where torch does not have it, the longer way of `_torch_run` is taken.
 """
 
 from __future__ import annotations
@@ -13,14 +12,13 @@ from torch import Tensor
 
 from devkernels.linear import _torch_ops as ops
 from devkernels.linear import _torch_run as raw
+from devkernels.linear._torch_look import AVAILABLE, look_of
 from devkernels.linear.bounded import Bounded
 
 any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _grad_enabled = torch.is_grad_enabled
-_guards = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
-_quick: Bounded = Bounded(
-    512
-)  # id of a weight -> _Quick; an id that is used again fails the check or passes it rightly
+# id of a weight -> _Quick; an id that is used again fails the check or passes it rightly
+_quick: Bounded = Bounded(512)
 _seen: Bounded = Bounded(512)  # id of a weight -> what it was last called with: only what comes back is worth a check
 _NEVER = (None, 0)
 
@@ -33,7 +31,7 @@ class _Quick:
     def __init__(self, entry: raw._Entry, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None):
         tensors = (x, weight) if bias is None else (x, weight, bias)
         self.activation, self.has_bias, self.index = activation, bias is not None, entry.index
-        self.check = _guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        self.check = look_of(*tensors)
         self.lt, self.new_out = entry.lt, entry.new_out
         self.precision = torch.get_float32_matmul_precision() if x.dtype is torch.float32 else None
 
@@ -67,7 +65,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | Non
                 return out
     code = raw.forward_code(activation, bias is not None, False)
     y = raw.run(x, weight, bias, code)[0]
-    if _guards is not None:
+    if AVAILABLE:
         _learn(x, weight, bias, activation, code)
     return y
 

@@ -1,7 +1,7 @@
 """Training steps on tensors that look as they did last time: one check in C++ for the way there, one for the way back.
 
 in: what autograd hands to `LinearFunction`.  out: results of the planned products, or None where something is new.
-The check is the one of `_torch_quick`; what it takes the place of is in `_torch_run`.
+The check is that of `_torch_look`; what it takes the place of is in `_torch_run`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from devkernels.linear import _torch_run as raw
+from devkernels.linear._torch_look import AVAILABLE, look_of
 from devkernels.linear.bounded import Bounded
 
-guards = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 _known: Bounded = Bounded(512)  # id of a weight -> _Training; an id that is used again passes the check only rightly
 _seen: Bounded = Bounded(512)  # id of a weight -> what it was last called with
-_ANY = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
 
 
 class _Training:
@@ -26,7 +25,7 @@ class _Training:
 
     def __init__(self, entry: raw._Entry, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None):
         self.activation, self._entry, self._has_bias = activation, entry, bias is not None
-        self._check = guards(*((x, weight) if bias is None else (x, weight, bias)), **_ANY).check
+        self._check = look_of(*((x, weight) if bias is None else (x, weight, bias)))
         self._precision = raw._precision() if x.dtype is torch.float32 else None
         self._step: tuple[tuple[bool, ...], raw._Step] | None = None
         self._same, self._tries = None, 0
@@ -68,7 +67,7 @@ class _Training:
         kind = None if self.activation is None else raw.kind_of(self.activation, kept)
         step = raw._step_for(dy, x, weight, kept, kind, needs[2])
         if step is not None:
-            self._same = guards(dy, x, weight, **_ANY).check
+            self._same = look_of(dy, x, weight)
             self._step = needs, step
 
 
@@ -83,7 +82,7 @@ def learn(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None
     now = (x.shape, x.dtype, activation)
     shape, times = _seen.get(id(weight), (None, 0))
     _seen.keep(id(weight), (now, times + 1 if shape == now else 1))
-    if guards is None or shape != now or times > 1:
+    if not AVAILABLE or shape != now or times > 1:
         return None
     entry = raw.entry_for(x, weight, bias, code)
     if entry.lt is None or entry.copy:
