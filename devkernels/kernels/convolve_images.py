@@ -21,57 +21,30 @@ import numpy as np
 from devkernels.device.inline import device_function
 from devkernels.engine import emit
 from devkernels.engine.block_fft import BlockFFT
-from devkernels.kernels.convolve_steps import finish
+from devkernels.kernels.convolve_steps import (
+    each_sample,
+    finish,
+    finite_only,
+    line_of,
+    not_finite,
+    spectrum_of,
+    spoiler,
+)
 from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.lazy import cuda
 
 
-def _each_sample(fft: BlockFFT, function: Callable | None, part: str, wraps: bool = False) -> Callable:
-    """Device function ``f(data, image, row, column, width)``: samples through ``f(value, image, row, column)``."""
-    if function is None:
-
-        def nothing(data, image, row, column, width):
-            return None
-
-        return device_function(nothing)
-    function, elements, step, scalar = device_function(function), fft.elements_per_thread, fft.stride, fft.dtype.type
-    real = np.float32 if fft.dtype == np.complex64 else np.float64
-
-    def apply(data, image, row, column, width):
-        for e in range(elements):
-            place = column + e * step
-            if wraps and place < 0:
-                place += width
-            if place >= 0 and place < width:
-                if part == "both":
-                    data[e] = scalar(function(data[e], image, row, place))
-                elif part == "real":
-                    data[e] = complex(real(function(data[e].real, image, row, place)), data[e].imag)
-                else:
-                    data[e] = complex(data[e].real, real(function(data[e].imag, image, row, place)))
-
-    return device_function(apply)
-
-
 def _apart(fft: BlockFFT) -> Callable:
     """Device function ``f(data, marks, place)``: take what is not finite for zero, and mark in which part it was."""
-    elements = fft.elements_per_thread
-    real = np.float32 if fft.dtype == np.complex64 else np.float64
-    zero = real(0)
+    found_in, clear = not_finite(fft), finite_only(fft)
 
     def separate(data, marks, place):
-        first, second = zero, zero
-        for e in range(elements):  # zero, unless one of the values is not finite
-            first += data[e].real * zero
-            second += data[e].imag * zero
         mark = 0
-        found = (1 if first != 0 else 0) | (2 if second != 0 else 0)
+        found = found_in(data)
         if cuda.syncthreads_or(np.int32(found)):
             mark = 1 if cuda.syncthreads_or(np.int32(found & 1)) else 0
             mark |= 2 if cuda.syncthreads_or(np.int32(found & 2)) else 0
-            for e in range(elements):
-                re, im = data[e].real, data[e].imag
-                data[e] = complex(re if re - re == 0 else zero, im if im - im == 0 else zero)
+            clear(data)
         if cuda.threadIdx.x == 0 and cuda.threadIdx.y == 0:
             marks[place] = mark
 
@@ -80,20 +53,17 @@ def _apart(fft: BlockFFT) -> Callable:
 
 def _spoil(fft: BlockFFT) -> Callable:
     """Device function ``f(data, marks, start, count)``: make the marked parts NaN."""
-    elements, threads = fft.elements_per_thread, fft.stride * fft.ffts_per_block
-    nan = np.float32(np.nan) if fft.dtype == np.complex64 else np.float64(np.nan)
-    stride = fft.stride
+    stride, threads, spoil = fft.stride, fft.stride * fft.ffts_per_block, spoiler(fft)
 
-    def spoil(data, marks, start, count):
+    def spoil_marked(data, marks, start, count):
         mark = 0
         for place in range(cuda.threadIdx.y * stride + cuda.threadIdx.x, count, threads):
             mark |= marks[start + place]
         if cuda.syncthreads_or(np.int32(mark)):
             first, second = cuda.syncthreads_or(np.int32(mark & 1)), cuda.syncthreads_or(np.int32(mark & 2))
-            for e in range(elements):
-                data[e] = complex(nan if first else data[e].real, nan if second else data[e].imag)
+            spoil(data, (1 if first else 0) | (2 if second else 0))
 
-    return device_function(spoil)
+    return device_function(spoil_marked)
 
 
 @lazy_kernel
@@ -111,17 +81,16 @@ def rows_forward_kernel(
     around, around_second = (
         emit.gather(emit.Move(fft.offsets, fft.dtype.name, dtype, part, masked=True, keep=True)) for part in parts
     )
-    before, before_second = (_each_sample(fft, prologue, part, wraps) for part in parts)
-    forward, store, separate = fft.forward, fft.store, _apart(fft)
-    elements, number, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+    before, before_second = (each_sample(fft, prologue, part, 1, wraps, True) for part in parts)
+    forward, store, separate, here = fft.forward, fft.store, _apart(fft), line_of(fft)
+    elements, number, size = fft.elements_per_thread, fft.dtype, fft.size
     step, zero = 2 if pairs else 1, fft.dtype.type(0)
 
     def transform_rows(x, work, marks, images, groups, image_rows, image_columns, page_rows, lead_y, lead_x):
         data = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
-        thread = np.int64(cuda.threadIdx.x)
+        thread, row = here()
         page = np.int64(cuda.blockIdx.y)
-        row = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
         image = step * (page // groups) * groups + page % groups
         live = row < image_rows + lead_y
         width = image_columns if live else 0
@@ -136,7 +105,7 @@ def rows_forward_kernel(
         first(data, x, base, column, width)
         if wraps:
             around(data, x, base + image_columns, column + image_columns, width if column < 0 else 0)
-        before(data, image, source, column, width)
+        before(data, (image, source), column, width)
         if pairs:
             other = image + groups
             width = width if other < images else 0
@@ -144,7 +113,7 @@ def rows_forward_kernel(
             second(data, x, base, column, width)
             if wraps:
                 around_second(data, x, base + image_columns, column + image_columns, width if column < 0 else 0)
-            before_second(data, other, source, column, width)
+            before_second(data, (other, source), column, width)
             separate(data, marks, page * np.int64(cuda.gridDim.x) + np.int64(cuda.blockIdx.x))
         forward(data, shared)
         if live:
@@ -159,21 +128,18 @@ def columns_spectrum_kernel(fft: BlockFFT, width: int):
     offsets = tuple(offset * width for offset in fft.offsets)
     load = emit.gather(emit.Move(offsets, fft.dtype.name, masked=True))
     store = emit.scatter(emit.Move(offsets, fft.dtype.name))
-    forward = fft.forward
-    elements, number, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
-    scale = np.float32(1 / (size * width)) if number == np.complex64 else np.float64(1 / (size * width))
+    elements, number, size = fft.elements_per_thread, fft.dtype, fft.size
+    transform, here = spectrum_of(fft, size * width), line_of(fft)
 
     def transform_columns(work, rows):
         data = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
-        column = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.x)
+        thread, column = here()
         live = column < width
-        place = np.int64(cuda.threadIdx.y) * width + min(column, width - 1)
-        base = np.int64(cuda.blockIdx.y) * (size * width) + place
-        load(data, work, base, place, rows * width)
-        forward(data, shared)
-        for e in range(elements):
-            data[e] = data[e] * scale
+        first = thread * width + min(column, width - 1)
+        base = np.int64(cuda.blockIdx.y) * (size * width) + first
+        load(data, work, base, first, rows * width)
+        transform(data, shared)
         if live:
             store(data, work, base)
 
@@ -190,27 +156,25 @@ def columns_kernel(fft: BlockFFT, width: int):
     load = emit.gather(emit.Move(offsets, fft.dtype.name, masked=True))
     store = emit.scatter(emit.Move(offsets, fft.dtype.name, masked=True))
     load_filter = emit.gather(emit.Move(offsets, fft.dtype.name))
-    forward, filter_inverse = fft.forward, fft.filter_inverse
-    elements, number, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+    forward, filter_inverse, here = fft.forward, fft.filter_inverse, line_of(fft)
+    elements, number, size = fft.elements_per_thread, fft.dtype, fft.size
 
     def filter_columns(work, spectra, groups, image_rows, page_rows, start, window):
         data = cuda.local.array(elements, number)
         factors = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
-        thread = np.int64(cuda.threadIdx.y)
+        thread, column = here()
         page = np.int64(cuda.blockIdx.y)
-        column = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.x)
         live = column < width
-        column = min(column, width - 1)
-        place = thread * width + column
+        first = thread * width + min(column, width - 1)
         base = page * page_rows * width
-        load(data, work, base + place, place, image_rows * width)
+        load(data, work, base + first, first, image_rows * width)
         forward(data, shared)
-        load_filter(factors, spectra, page % groups * (size * width) + place)
+        load_filter(factors, spectra, page % groups * (size * width) + first)
         filter_inverse(data, factors, shared)
         if live:
-            place -= start * width
-            store(data, work, base + place, place, window * width)
+            first -= start * width
+            store(data, work, base + first, first, window * width)
 
     return finish(fft, filter_columns)
 
@@ -224,17 +188,17 @@ def rows_inverse_kernel(fft: BlockFFT, dtype: str, pairs: bool = False, epilogue
     real = not dtype.startswith("complex")
     first = emit.scatter(emit.Move(fft.offsets, fft.dtype.name, dtype, "real" if real else "both", masked=True))
     second = emit.scatter(emit.Move(fft.offsets, fft.dtype.name, dtype, "imag" if real else "both", masked=True))
-    inverse, load = fft.inverse, fft.load
-    elements, number, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+    inverse, load, here = fft.inverse, fft.load, line_of(fft)
+    elements, number, size = fft.elements_per_thread, fft.dtype, fft.size
     step, spoil = 2 if pairs else 1, _spoil(fft)
-    after, after_second = (_each_sample(fft, epilogue, part) for part in (("real", "imag") if real else ("both",) * 2))
+    ends = ("real", "imag") if real else ("both", "both")
+    after, after_second = (each_sample(fft, epilogue, part, 1, False, True) for part in ends)
 
     def finish_rows(work, out, marks, images, groups, out_rows, out_columns, page_rows, start, chunks):
         data = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
-        thread = np.int64(cuda.threadIdx.x)
+        thread, row = here()
         page = np.int64(cuda.blockIdx.y)
-        row = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
         image = step * (page // groups) * groups + page % groups
         load(data, work, (page * page_rows + min(row, out_rows - 1)) * size + thread)
         inverse(data, shared)
@@ -242,11 +206,11 @@ def rows_inverse_kernel(fft: BlockFFT, dtype: str, pairs: bool = False, epilogue
             spoil(data, marks, page * chunks, chunks)
         if row < out_rows:
             column = thread - start
-            after(data, image, row, column, out_columns)
+            after(data, (image, row), column, out_columns)
             first(data, out, (image * out_rows + row) * out_columns + column, column, out_columns)
             other = image + groups
             if pairs and other < images:
-                after_second(data, other, row, column, out_columns)
+                after_second(data, (other, row), column, out_columns)
                 second(data, out, (other * out_rows + row) * out_columns + column, column, out_columns)
 
     return finish(fft, finish_rows)

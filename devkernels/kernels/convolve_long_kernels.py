@@ -23,7 +23,7 @@ import numpy as np
 from devkernels.device.inline import device_function
 from devkernels.engine import emit
 from devkernels.engine.block_fft import BlockFFT
-from devkernels.kernels.convolve_steps import each_sample, finish
+from devkernels.kernels.convolve_steps import convolved, each_sample, finish, line_of, spectrum_of
 from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.lazy import cuda
 
@@ -67,15 +67,15 @@ def columns_forward_kernel(
     second = _reader(fft, pitch, dtype, parts[-1], wraps, prologue)
     two = len(parts) == 2
     store = emit.scatter(emit.Move(tuple(offset * pitch for offset in fft.offsets), fft.dtype.name))
-    forward, points = fft.forward, fft.size * pitch
-    elements, number, per_block = fft.elements_per_thread, fft.dtype, fft.ffts_per_block
+    forward, here, points = fft.forward, line_of(fft), fft.size * pitch
+    elements, number = fft.elements_per_thread, fft.dtype
 
     def transform_columns(x, work, plate, segments, x_inner, x_rows, length, begin, hop):
         data = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
-        column = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.x)
+        thread, column = here()
         live = column < pitch
-        place = np.int64(cuda.threadIdx.y) * pitch + min(column, pitch - 1)
+        place = thread * pitch + min(column, pitch - 1)
         page = np.int64(cuda.blockIdx.y)
         segment = np.int64(_u(plate + page) % _u(segments))
         row = np.int64(_u(plate + page) // _u(segments))
@@ -114,16 +114,14 @@ def rows_filter_kernel(fft: BlockFFT, height: int):
 
     In place. Row r of the output uses filter ``r // inner % groups``.
     """
-    load, store, forward, filter_inverse = fft.load, fft.store, fft.forward, fft.filter_inverse
-    turns = _turn(fft)
-    elements, number, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+    load, store, turns, here, convolve = fft.load, fft.store, _turn(fft), line_of(fft), convolved(fft, fft.load)
+    elements, number, size = fft.elements_per_thread, fft.dtype, fft.size
 
     def filter_rows(work, spectra, row_turns, thread_turns, plate, segments, inner, groups):
         data = cuda.local.array(elements, number)
         factors = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
-        thread = np.int64(cuda.threadIdx.x)
-        line = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+        thread, line = here()
         live = line < height
         line = min(line, height - 1)
         page = np.int64(cuda.blockIdx.y)
@@ -133,9 +131,7 @@ def rows_filter_kernel(fft: BlockFFT, height: int):
         turns(factors, row_turns, thread_turns, line, thread)
         for e in range(elements):
             data[e] = data[e] * factors[e]
-        forward(data, shared)
-        load(factors, spectra, (group * height + line) * size + thread)
-        filter_inverse(data, factors, shared)
+        convolve(data, factors, shared, spectra, (group * height + line) * size + thread)
         turns(factors, row_turns, thread_turns, line, thread)
         for e in range(elements):
             data[e] = data[e] * factors[e].conjugate()
@@ -148,17 +144,15 @@ def rows_filter_kernel(fft: BlockFFT, height: int):
 @lazy_kernel
 def rows_spectrum_kernel(fft: BlockFFT, height: int):
     """Kernel ``f(spectra, row_turns, thread_turns)``: the second step for filters, in place, over the points."""
-    load, store, forward = fft.load, fft.store, fft.forward
-    turns = _turn(fft)
-    elements, number, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
-    scale = np.float32(1 / (size * height)) if number == np.complex64 else np.float64(1 / (size * height))
+    load, store, turns, here = fft.load, fft.store, _turn(fft), line_of(fft)
+    elements, number, size = fft.elements_per_thread, fft.dtype, fft.size
+    transform = spectrum_of(fft, size * height)
 
     def transform_rows(spectra, row_turns, thread_turns):
         data = cuda.local.array(elements, number)
         factors = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
-        thread = np.int64(cuda.threadIdx.x)
-        line = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+        thread, line = here()
         live = line < height
         line = min(line, height - 1)
         base = (np.int64(cuda.blockIdx.y) * height + line) * size + thread
@@ -166,9 +160,7 @@ def rows_spectrum_kernel(fft: BlockFFT, height: int):
         turns(factors, row_turns, thread_turns, line, thread)
         for e in range(elements):
             data[e] = data[e] * factors[e]
-        forward(data, shared)
-        for e in range(elements):
-            data[e] = data[e] * scale
+        transform(data, shared)
         if live:
             store(data, spectra, base)
 
@@ -189,15 +181,15 @@ def columns_inverse_kernel(fft: BlockFFT, pitch: int, dtype: str, halves: bool, 
     )
     after, after_second = (each_sample(fft, epilogue, part, pitch) for part in (parts[0], parts[-1]))
     two = len(parts) == 2
-    inverse, points = fft.inverse, fft.size * pitch
-    elements, number, per_block = fft.elements_per_thread, fft.dtype, fft.ffts_per_block
+    inverse, here, points = fft.inverse, line_of(fft), fft.size * pitch
+    elements, number = fft.elements_per_thread, fft.dtype
 
     def finish_columns(work, out, plate, segments, lead, hop, window):
         data = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
-        column = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.x)
+        thread, column = here()
         live = column < pitch
-        place = np.int64(cuda.threadIdx.y) * pitch + min(column, pitch - 1)
+        place = thread * pitch + min(column, pitch - 1)
         page = np.int64(cuda.blockIdx.y)
         load(data, work, page * points + place)
         inverse(data, shared)

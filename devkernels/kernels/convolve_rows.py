@@ -18,7 +18,7 @@ import numpy as np
 from devkernels.device.inline import device_function
 from devkernels.engine import emit
 from devkernels.engine.block_fft import BlockFFT
-from devkernels.kernels.convolve_steps import apart, each_sample, finish, spoiler
+from devkernels.kernels.convolve_steps import convolved, each_sample, finish, line_of, spectrum_of
 from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.lazy import cuda
 
@@ -79,22 +79,17 @@ def filter_kernel(fft: BlockFFT, dtype: str):
     """
     real = not dtype.startswith("complex")
     load = emit.gather(emit.Move(fft.offsets, fft.dtype.name, dtype, "real" if real else "both", masked=True))
-    forward, store = fft.forward, fft.store
-    elements, dtype_, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
-    scale = np.float32(1 / size) if dtype_ == np.complex64 else np.float64(1 / size)
-    zero = dtype_.type(0)
+    elements, dtype_, size, store = fft.elements_per_thread, fft.dtype, fft.size, fft.store
+    transform, here, zero = spectrum_of(fft, size), line_of(fft), dtype_.type(0)
 
     def transform_filters(h, spectra, count, length, pitch, skip):
         data = cuda.local.array(elements, dtype_)
         shared = cuda.shared.array(0, dtype_)
-        thread = np.int64(cuda.threadIdx.x)
-        row = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+        thread, row = here()
         for e in range(elements):
             data[e] = zero
         load(data, h, min(row, count - 1) * pitch + skip + thread, thread, length)
-        forward(data, shared)
-        for e in range(elements):
-            data[e] = data[e] * scale
+        transform(data, shared)
         if row < count:
             store(data, spectra, row * size + thread)
 
@@ -107,22 +102,19 @@ def circular_kernel(fft: BlockFFT, rows: Rows):
     load, store = _moves(fft, rows, "both", masked=False)
     out_row, x_row = _row_functions(rows)
     before, after = (each_sample(fft, function, "both") for function in (rows.prologue, rows.epilogue))
-    load_filter, forward, filter_inverse = fft.load_filter, fft.forward, fft.filter_inverse
-    elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+    convolve, here = convolved(fft), line_of(fft)
+    elements, dtype, size = fft.elements_per_thread, fft.dtype, fft.size
 
     def convolve_circular(x, spectra, out, members, groups, inner, x_inner, x_rows):
         data = cuda.local.array(elements, dtype)
         factors = cuda.local.array(elements, dtype)
         shared = cuda.shared.array(0, dtype)
-        thread = np.int64(cuda.threadIdx.x)
+        thread, member = here()
         group = np.int64(cuda.blockIdx.y)
-        member = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
         row = out_row(group, min(member, members - 1), groups, inner)
         load(data, x, x_row(row, x_inner, x_rows) * size + thread)
         before(data, row, thread, size)
-        forward(data, shared)
-        load_filter(factors, spectra, group * size + thread)
-        filter_inverse(data, factors, shared)
+        convolve(data, factors, shared, spectra, group * size + thread)
         if member < members:
             after(data, row, thread, size)
             store(data, out, row * size + thread)
@@ -138,29 +130,22 @@ def circular_pair_kernel(fft: BlockFFT, rows: Rows):
     out_row, x_row = _row_functions(rows)
     before, before_second = (each_sample(fft, rows.prologue, part) for part in ("real", "imag"))
     after, after_second = (each_sample(fft, rows.epilogue, part) for part in ("real", "imag"))
-    load_filter, forward, filter_inverse = fft.load_filter, fft.forward, fft.filter_inverse
-    elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
-    separate, spoil = apart(fft), spoiler(fft)
+    convolve, here = convolved(fft, pairs=True), line_of(fft)
+    elements, dtype, size = fft.elements_per_thread, fft.dtype, fft.size
 
     def convolve_circular_pairs(x, spectra, out, members, groups, inner, x_inner, x_rows):
         data = cuda.local.array(elements, dtype)
         factors = cuda.local.array(elements, dtype)
         shared = cuda.shared.array(0, dtype)
-        thread = np.int64(cuda.threadIdx.x)
-        group = np.int64(cuda.blockIdx.y)
-        member = 2 * (np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y))
+        thread, member = here()
+        group, member = np.int64(cuda.blockIdx.y), 2 * member
         first = out_row(group, min(member, members - 1), groups, inner)
         second = out_row(group, min(member + 1, members - 1), groups, inner)
         load_first(data, x, x_row(first, x_inner, x_rows) * size + thread)
         load_second(data, x, x_row(second, x_inner, x_rows) * size + thread)
         before(data, first, thread, size)
         before_second(data, second, thread, size)
-        mark = separate(data)
-        forward(data, shared)
-        load_filter(factors, spectra, group * size + thread)
-        filter_inverse(data, factors, shared)
-        if mark:
-            spoil(data, mark)
+        convolve(data, factors, shared, spectra, group * size + thread)
         if member < members:
             after(data, first, thread, size)
             store_first(data, out, first * size + thread)
@@ -184,16 +169,15 @@ def linear_kernel(fft: BlockFFT, rows: Rows, whole: bool, tail: bool):
     out_row, x_row = _row_functions(rows)
     before = each_sample(fft, rows.prologue, "real")
     after, after_tail = (each_sample(fft, rows.epilogue, part) for part in ("real", "imag"))
-    load_filter, forward, filter_inverse = fft.load_filter, fft.forward, fft.filter_inverse
-    elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+    convolve, here = convolved(fft), line_of(fft)
+    elements, dtype, size = fft.elements_per_thread, fft.dtype, fft.size
 
     def convolve_linear(x, spectra, out, members, groups, inner, x_inner, x_rows, length, start, window):
         data = cuda.local.array(elements, dtype)
         factors = cuda.local.array(elements, dtype)
         shared = cuda.shared.array(0, dtype)
-        thread = np.int64(cuda.threadIdx.x)
+        thread, member = here()
         group = np.int64(cuda.blockIdx.y)
-        member = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
         row = out_row(group, min(member, members - 1), groups, inner)
         base = x_row(row, x_inner, x_rows) * length + thread
         if whole:
@@ -201,9 +185,7 @@ def linear_kernel(fft: BlockFFT, rows: Rows, whole: bool, tail: bool):
         else:
             load(data, x, base, thread, length)
         before(data, row, thread, length)
-        forward(data, shared)
-        load_filter(factors, spectra, group * size + thread)
-        filter_inverse(data, factors, shared)
+        convolve(data, factors, shared, spectra, group * size + thread)
         if member < members:
             if whole:
                 after(data, row, thread, size)
@@ -236,8 +218,8 @@ def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool, adds: bool = False):
     inside_second, _ = _moves(fft, rows, second, masked=False)
     load_second, store_second = _moves(fft, rows, second, masked=True, adds=adds)
     wrap_second, _ = _moves(fft, rows, second, masked=True, keep=True)
-    load_filter, forward, filter_inverse = fft.load_filter, fft.forward, fft.filter_inverse
-    elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+    convolve, here = convolved(fft), line_of(fft)
+    elements, dtype, size = fft.elements_per_thread, fft.dtype, fft.size
     step = 2 if real else 1
     one, repeats = rows.layout == "one", rows.repeats
 
@@ -251,7 +233,7 @@ def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool, adds: bool = False):
         data = cuda.local.array(elements, dtype)
         factors = cuda.local.array(elements, dtype)
         shared = cuda.shared.array(0, dtype)
-        thread = np.int64(cuda.threadIdx.x)
+        thread, pair = here()
         row = np.int64(cuda.blockIdx.z) * np.int64(cuda.gridDim.y) + np.int64(cuda.blockIdx.y)
         live = row < rows
         row = min(row, rows - 1)
@@ -262,17 +244,14 @@ def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool, adds: bool = False):
         if repeats:
             source = row // x_inner % x_rows
         hop = size - taps + 1
-        segment = step * (np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y))
-        done = segment * hop
+        done = step * pair * hop
         begin = start + done - (taps - 1)
         fetch(data, x, source * length, begin, length, thread)
         before(data, row, begin + thread, length)
         if real:
             fetch_second(data, x, source * length, begin + hop, length, thread)
             before_second(data, row, begin + hop + thread, length)
-        forward(data, shared)
-        load_filter(factors, spectra, group * size + thread)
-        filter_inverse(data, factors, shared)
+        convolve(data, factors, shared, spectra, group * size + thread)
         first = thread - (taps - 1)
         if live:
             base, limit = row * window + done + first, max(0, min(hop, window - done))

@@ -1,4 +1,4 @@
-"""What kernels of convolution share: the user's functions on samples, and two real rows in a complex one kept apart.
+"""What kernels of convolution share: a row's way through its filter, the user's functions, two real rows kept apart.
 
 in: a `BlockFFT`. out: device functions over a thread's local array; `finish` makes a kernel of a function.
 """
@@ -16,15 +16,71 @@ from devkernels.lazy import cuda
 from devkernels.target import simulating
 
 
-def each_sample(fft: BlockFFT, function: Callable | None, part: str, pitch: int = 1, wraps: bool = False) -> Callable:
-    """Device function ``f(data, row, position, length)``: samples through the user's ``f(value, row, position)``.
+def line_of(fft: BlockFFT) -> Callable:
+    """Device function ``f() -> (thread, line)``: a thread in its transform, and that one's number in the grid."""
+    per_block = fft.ffts_per_block
 
-    Slot e holds, in the given part of its complex number, sample ``position + offsets[e] * pitch`` of a row; those
-    outside of the row are left alone, or with `wraps` those before it are the last ones.
+    def of_rows():
+        return np.int64(cuda.threadIdx.x), np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+
+    def of_columns():
+        return np.int64(cuda.threadIdx.y), np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.x)
+
+    return device_function(of_columns if fft.plan.columns else of_rows)
+
+
+def spectrum_of(fft: BlockFFT, points: int) -> Callable:
+    """Device function ``f(data, shared)``: a filter's spectrum, over the points of its transform both ways."""
+    forward, elements = fft.forward, fft.elements_per_thread
+    scale = np.float32(1 / points) if fft.dtype == np.complex64 else np.float64(1 / points)
+
+    def transform(data, shared):
+        forward(data, shared)
+        for e in range(elements):
+            data[e] = data[e] * scale
+
+    return device_function(transform)
+
+
+def convolved(fft: BlockFFT, load_filter: Callable | None = None, pairs: bool = False) -> Callable:
+    """Device function ``f(data, factors, shared, spectra, base)``: a thread's share of a row, convolved with a filter.
+
+    The filter's spectrum is read where the row's is known already, so that it takes registers as late as can be. With
+    `pairs` each complex row is two real ones, which are kept apart.
+    """
+    forward, filter_inverse = fft.forward, fft.filter_inverse
+    load_filter = load_filter or fft.load_filter
+
+    def convolve(data, factors, shared, spectra, base):
+        forward(data, shared)
+        load_filter(factors, spectra, base)
+        filter_inverse(data, factors, shared)
+
+    if not pairs:
+        return device_function(convolve)
+    separate, convolve, spoil = apart(fft), device_function(convolve), spoiler(fft)
+
+    def convolve_two(data, factors, shared, spectra, base):
+        mark = separate(data)
+        convolve(data, factors, shared, spectra, base)
+        if mark:
+            spoil(data, mark)
+
+    return device_function(convolve_two)
+
+
+def each_sample(
+    fft: BlockFFT, function: Callable | None, part: str, pitch: int = 1, wraps: bool = False, image: bool = False
+) -> Callable:
+    """Device function ``f(data, where, position, length)``: samples through the user's ``f(value, row, position)``.
+
+    Slot e holds, in the given part of its complex number, sample ``position + offsets[e] * pitch`` of row `where`.
+    Those outside of the row are left alone, or with `wraps` those before it are the last ones. With `image`, `where` is
+    (image, row) and the user's function takes ``(value, image, row, column)``.
     """
     if function is None:
 
-        def nothing(data, row, position, length):
+        def nothing(data, where, position, length):
             return None
 
         return device_function(nothing)
@@ -32,20 +88,56 @@ def each_sample(fft: BlockFFT, function: Callable | None, part: str, pitch: int 
     scalar = fft.dtype.type
     real = np.float32 if fft.dtype == np.complex64 else np.float64
 
-    def apply(data, row, position, length):
+    def of_row(value, where, place):
+        return function(value, where, place)
+
+    def of_image(value, where, place):
+        return function(value, where[0], where[1], place)
+
+    call = device_function(of_image if image else of_row)
+
+    def apply(data, where, position, length):
         for e in range(elements):
             place = position + e * step
             if wraps and place < 0:
                 place += length
             if place >= 0 and place < length:
                 if part == "both":
-                    data[e] = scalar(function(data[e], row, place))
+                    data[e] = scalar(call(data[e], where, place))
                 elif part == "real":
-                    data[e] = complex(real(function(data[e].real, row, place)), data[e].imag)
+                    data[e] = complex(real(call(data[e].real, where, place)), data[e].imag)
                 else:
-                    data[e] = complex(data[e].real, real(function(data[e].imag, row, place)))
+                    data[e] = complex(data[e].real, real(call(data[e].imag, where, place)))
 
     return device_function(apply)
+
+
+def not_finite(fft: BlockFFT) -> Callable:
+    """Device function ``f(data)``: bit 0 if a real part of a thread's data is not finite, bit 1 if an imaginary one."""
+    elements = fft.elements_per_thread
+    zero = np.float32(0) if fft.dtype == np.complex64 else np.float64(0)
+
+    def bits(data):
+        first, second = zero, zero
+        for e in range(elements):  # zero, unless one of the values is not finite
+            first += data[e].real * zero
+            second += data[e].imag * zero
+        return (1 if first != 0 else 0) | (2 if second != 0 else 0)
+
+    return device_function(bits)
+
+
+def finite_only(fft: BlockFFT) -> Callable:
+    """Device function ``f(data)``: zeros in the place of what is not finite."""
+    elements = fft.elements_per_thread
+    zero = np.float32(0) if fft.dtype == np.complex64 else np.float64(0)
+
+    def clear(data):
+        for e in range(elements):
+            re, im = data[e].real, data[e].imag
+            data[e] = complex(re if re - re == 0 else zero, im if im - im == 0 else zero)
+
+    return device_function(clear)
 
 
 def vote(fft: BlockFFT) -> Callable:
@@ -73,15 +165,10 @@ def apart(fft: BlockFFT) -> Callable:
     What is not finite in a row is taken for zero, lest it spoil the other; the result says for which row of this thread
     that was so: bit 0 the real parts, bit 1 the imaginary ones.
     """
-    any_of_them, elements, per_block = vote(fft), fft.elements_per_thread, fft.ffts_per_block
-    zero = np.float32(0) if fft.dtype == np.complex64 else np.float64(0)
+    any_of_them, per_block, found_in, clear = vote(fft), fft.ffts_per_block, not_finite(fft), finite_only(fft)
 
     def separate(data):
-        first, second = zero, zero
-        for e in range(elements):  # zero, unless one of the values is not finite
-            first += data[e].real * zero
-            second += data[e].imag * zero
-        found = (1 if first != 0 else 0) | (2 if second != 0 else 0)
+        found = found_in(data)
         mark = 0
         if any_of_them(found != 0):
             for row in range(per_block):
@@ -89,9 +176,7 @@ def apart(fft: BlockFFT) -> Callable:
                 bad_first, bad_second = any_of_them(mine and found & 1 != 0), any_of_them(mine and found & 2 != 0)
                 if mine:
                     mark = (1 if bad_first else 0) | (2 if bad_second else 0)
-            for e in range(elements):
-                re, im = data[e].real, data[e].imag
-                data[e] = complex(re if re - re == 0 else zero, im if im - im == 0 else zero)
+            clear(data)
         return mark
 
     return device_function(separate)

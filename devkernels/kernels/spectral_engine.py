@@ -19,7 +19,7 @@ from devkernels.engine import choose, emit, spectrum
 from devkernels.engine.block_fft import BlockFFT, block_fft
 from devkernels.errors import UnsupportedSizeError
 from devkernels.kernels import arrays
-from devkernels.kernels.convolve_steps import apart, spoiler
+from devkernels.kernels.convolve_steps import convolved, line_of
 from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.launch.jit import kernel
 from devkernels.lazy import cuda
@@ -138,19 +138,15 @@ def rows_kernel(plan: EngineFilter):
 def _complex_rows(plan: EngineFilter) -> Callable:
     fft = plan.fft
     load, store = _moves(fft, plan.dtype, "both", plan.size)
-    load_filter, forward, filter_inverse = fft.load_filter, fft.forward, fft.filter_inverse
-    elements, number, per_block = fft.elements_per_thread, fft.dtype, fft.ffts_per_block
+    elements, number, convolve, here = fft.elements_per_thread, fft.dtype, convolved(fft), line_of(fft)
 
     def filter_rows(x, ordered, y):
         data = cuda.local.array(elements, number)
         factors = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
-        thread = np.int64(cuda.threadIdx.x)
-        row = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+        thread, row = here()
         load(data, x[np.uint64(min(row, x.shape[0] - 1))], thread)
-        forward(data, shared)
-        load_filter(factors, ordered, thread)
-        filter_inverse(data, factors, shared)
+        convolve(data, factors, shared, ordered, thread)
         if row < x.shape[0]:
             store(data, y[np.uint64(row)], thread)
 
@@ -162,7 +158,7 @@ def _function_rows(plan: EngineFilter) -> Callable:
     load, store = _moves(fft, plan.dtype, "both", plan.size)
     op, number = device_function(plan.op), fft.dtype
     scalar, scale = number.type, (np.float32 if number == np.complex64 else np.float64)(1 / fft.size)
-    forward, inverse, elements, per_block = fft.forward, fft.inverse, fft.elements_per_thread, fft.ffts_per_block
+    forward, inverse, elements, here = fft.forward, fft.inverse, fft.elements_per_thread, line_of(fft)
 
     def scaled(value, k):
         return scalar(op(value, k)) * scale
@@ -172,8 +168,7 @@ def _function_rows(plan: EngineFilter) -> Callable:
     def filter_rows_by_function(x, y):
         data = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
-        thread = np.int64(cuda.threadIdx.x)
-        row = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+        thread, row = here()
         load(data, x[np.uint64(min(row, x.shape[0] - 1))], thread)
         forward(data, shared)
         apply(data, thread)
@@ -188,25 +183,18 @@ def _pairs(plan: EngineFilter) -> Callable:
     fft = plan.fft
     load_first, store_first = _moves(fft, plan.dtype, "real", plan.size)
     load_second, store_second = _moves(fft, plan.dtype, "imag", plan.size)
-    load_filter, forward, filter_inverse = fft.load_filter, fft.forward, fft.filter_inverse
-    separate, spoil = apart(fft), spoiler(fft)
-    elements, number, per_block = fft.elements_per_thread, fft.dtype, fft.ffts_per_block
+    elements, number, convolve, here = fft.elements_per_thread, fft.dtype, convolved(fft, pairs=True), line_of(fft)
 
     def filter_pairs(x, ordered, y):
         data = cuda.local.array(elements, number)
         factors = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
-        thread = np.int64(cuda.threadIdx.x)
-        first = 2 * (np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y))
+        thread, pair = here()
+        first = 2 * pair
         last = x.shape[0] - 1
         load_first(data, x[np.uint64(min(first, last))], thread)
         load_second(data, x[np.uint64(min(first + 1, last))], thread)
-        mark = separate(data)
-        forward(data, shared)
-        load_filter(factors, ordered, thread)
-        filter_inverse(data, factors, shared)
-        if mark:
-            spoil(data, mark)
+        convolve(data, factors, shared, ordered, thread)
         if first <= last:
             store_first(data, y[np.uint64(first)], thread)
         if first < last:
