@@ -36,7 +36,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bench.captured import capture
+from devkernels import graphs
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 LAUNCHES = 10  # between two events
@@ -195,6 +195,13 @@ def _milliseconds(run: Callable[[], object], launches: int) -> float:
     return cp.cuda.get_elapsed_time(start, stop) / launches
 
 
+def _captured(run: Callable[[], object]) -> Callable[[], None]:
+    """Replay of `LAUNCHES` calls, in which CuPy's and (where it is imported) torch's memory stays the graph's."""
+    if "torch" in sys.modules:
+        return graphs.with_torch(run, LAUNCHES, cupy_too=True)
+    return graphs.with_cupy(run, LAUNCHES)
+
+
 def _host_microseconds(run: Callable[[], object], stream: object, launches: int) -> float:
     stream.synchronize()
     begin = time.perf_counter()
@@ -232,7 +239,7 @@ def measure(setup: Setup, stream: object, effort: Effort) -> list[dict[str, obje
             continue
         if effort.graph and contender.graph:
             try:
-                replay = capture(contender.run, stream, LAUNCHES)
+                replay = _captured(contender.run)
                 replay()
                 stream.synchronize()
             except Exception as error:  # noqa: BLE001 - a library may refuse to be captured; the row says so

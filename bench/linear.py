@@ -44,6 +44,7 @@ _BOTH = {"torch eager": "torch", "torch.compile": "torch.compile", "torch eager,
          "layer (CuPy)": "FusedLinear", "torch module": "torch FusedLinear",
          "torch module, graphed": "torch FusedLinear, graphed"}  # fmt: skip
 _BOTH_DEVICE = {name: _BOTH[name] for name in _BOTH if "graphed" not in name}
+_BOTH_HOST = {**_BOTH, "autograd alone": "autograd alone"}
 _COSTS = {
     "nvmath autotuned|plan_us": "nvmath plan, us", "nvmath autotuned|autotune_ms": "nvmath autotune, ms",
     "nvmath autotuned|host_us": "nvmath execute, us", "torch.compile|plan_us": "torch.compile first call, us",
@@ -60,6 +61,8 @@ TABLES = {
     "forward": Table(_ROWS, "ms", _FORWARD, {"work": "forward"}, "Forward, ms of one call, as called."),
     "host": Table(_ROWS, "host_us", _FORWARD, {"work": "forward"}, "Host cost of a forward call, microseconds."),
     "backward": Table(_ROWS, "ms", _BOTH, {"work": "forward+backward"}, "Forward and backward, ms as called."),
+    "backward_host": Table(_ROWS, "host_us", _BOTH_HOST, {"work": "forward+backward"},
+                           "Host cost of a forward and a backward call, microseconds."),
     "backward_graph": Table(_ROWS, "device_ms", _BOTH_DEVICE, {"work": "forward+backward"},
                             f"Forward and backward, {_DEVICE}."),
     "costs": Table(_ROWS, "host_us", _COSTS, {"work": "forward"},
@@ -257,16 +260,15 @@ def _both(case, data, with_compile) -> list[Contender]:
 
     contenders: list[Contender] = []
 
-    def add(name, run, **extra):
+    def add(name, run, check=True, **extra):
         keep = {}
 
         def go():
             keep["gradients"] = run()
 
-        graph = "graphed" not in name
-        contenders.append(
-            Contender(name, go, lambda: data.backward_error(keep["gradients"]), 1e-2, graph=graph, extra=extra)
-        )
+        graph = check and "graphed" not in name
+        errors = (lambda: data.backward_error(keep["gradients"])) if check else None
+        contenders.append(Contender(name, go, errors, 1e-2, graph=graph, extra=extra))
 
     tx = data.tx.detach().requires_grad_()
     tw, tb = data.tw.detach().requires_grad_(), data.tb.detach().requires_grad_()
@@ -289,15 +291,41 @@ def _both(case, data, with_compile) -> list[Contender]:
 
     leaves = (tx, module.weight, module.bias)
     add("torch module", lambda: torch.autograd.grad(module(tx), leaves, data.tdy), **costs)
+    add("autograd alone", _autograd_alone(tx, tw, tb, data.tdy), check=False)
     if case["tokens"] <= 2048:  # graphs of forward and backward, for the one and the other
         sequence = torch.nn.Sequential(
             torch.nn.Linear(case["in"], case["out"], device="meta"), _Act(case["activation"])
         )
-        sequence[0].weight, sequence[0].bias = module.weight, module.bias
-        for name, one in (("torch eager, graphed", sequence), ("torch module, graphed", module)):
-            add(name, _graphed(one, tx, leaves, data.tdy))
+        twin = ours_torch.FusedLinear(case["in"], case["out"], activation=case["activation"], device="meta")
+        for name, one, layer_of in (
+            ("torch eager, graphed", sequence, sequence[0]),
+            ("torch module, graphed", twin, twin),
+        ):
+            # Parameters of their own: what a graph keeps of autograd's would make calls on another stream wait.
+            layer_of.weight, layer_of.bias = torch.nn.Parameter(tw.detach()), torch.nn.Parameter(tb.detach())
+            add(name, _graphed(one, tx, (tx, layer_of.weight, layer_of.bias), data.tdy))
     add("layer (CuPy)", ours, **costs)
     return contenders
+
+
+def _autograd_alone(x, weight, bias, dy):
+    """A differentiable function of three tensors that computes nothing: what autograd itself costs the host."""
+    import torch
+
+    results = [torch.empty_like(t) for t in (dy, x, weight, bias)]
+
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, bias):
+            ctx.save_for_backward(x, weight)
+            return results[0].detach()
+
+        @staticmethod
+        def backward(ctx, dy):
+            return tuple(results[1:])
+
+    apply = super(torch.autograd.Function, Nothing).apply  # as devkernels' own: without a look for functorch
+    return lambda: torch.autograd.grad(apply(x, weight, bias), (x, weight, bias), dy)
 
 
 def _graphed(module, x, leaves, dy):

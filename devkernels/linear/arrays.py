@@ -13,6 +13,7 @@ import operator
 import sys
 from typing import NamedTuple
 
+from devkernels import graphs
 from devkernels.errors import ArgumentTypeError, MissingDependencyError, TargetError
 
 CPU = -1
@@ -182,17 +183,8 @@ class CupyArrays(NumpyArrays):
         """Return a function that replays `times` runs from a CUDA graph on the current stream."""
         cuda = self.xp.cuda
         cuda.get_current_stream().synchronize()
-        stream = self._spare_stream(cuda.runtime.getDevice())
-        with stream:
-            run()
-            stream.synchronize()
-            stream.begin_capture()
-            try:
-                for _ in range(times):
-                    run()
-            finally:
-                graph = stream.end_capture()
-        return lambda: graph.launch(cuda.get_current_stream())
+        with self._spare_stream(cuda.runtime.getDevice()):
+            return graphs.with_cupy(run, times)
 
 
 class TorchArrays(Arrays):
@@ -294,17 +286,7 @@ class TorchArrays(Arrays):
         stream = self._spare_stream(cuda.current_device())
         stream.wait_stream(cuda.current_stream())
         with cuda.stream(stream):
-            run()
-        stream.synchronize()
-        graph = cuda.CUDAGraph()
-        with cuda.stream(stream):  # torch.cuda.graph() would empty the caches of the allocator, and of Python's memory
-            graph.capture_begin()
-            try:
-                for _ in range(times):
-                    run()
-            finally:
-                graph.capture_end()
-        return graph.replay
+            return graphs.with_torch(run, times)
 
 
 _PACKAGES: dict[str, Arrays] = {"numpy": NumpyArrays(), "cupy": CupyArrays(), "torch": TorchArrays()}

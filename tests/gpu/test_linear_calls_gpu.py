@@ -13,6 +13,7 @@ from devkernels.linear import (
     fused_matmul,
     plan_cache_info,
 )
+from devkernels.linear.arrays import package
 from devkernels.tolerance import relative_error
 from tests.gpu.linear_device import (
     HAVE,
@@ -65,6 +66,29 @@ def test_autotune(gpu, rng):
     cache.forget()
     with FusedMatmul(a, b, epilog="RELU_AUX_BIAS", bias=bias) as mm:  # as another process would: from the disk
         assert mm.plan()._prepared.plan.lt.algorithm == chosen
+
+
+def test_captured_calls_write_to_nobody_elses_memory(gpu, rng):
+    """What the tuner captures allocates masks and results; a replay must not find them given to others."""
+    x, w = make(gpu, rng, (256, 128), "float16"), make(gpu, rng, (128, 512), "float16")
+    arrays = package(gpu.package)
+    kept = {}
+
+    def run():
+        kept["last"] = fused_matmul(x, w, activation="gelu", aux=True)
+
+    replay = arrays.captured(run, 4)
+    y, _ = kept.pop("last")
+    gpu.sync()
+    held = [gpu.nan((256, 512), "float16") for _ in range(16)]
+    for _ in range(2):
+        y[...] = float("nan")
+        replay()
+        gpu.sync()
+        want, z, parts = forward_reference(gpu.get(x), gpu.get(w), activation="gelu")
+        limit = 2 * bound("float16", 128) * np.linalg.norm(parts) + np.linalg.norm(own_error(z, "float16"))
+        assert np.linalg.norm(gpu.get(y) - want) <= limit
+        assert all(np.isnan(gpu.get(a)).all() for a in held)
 
 
 def test_two_streams_and_threads(gpu, rng):

@@ -1,15 +1,12 @@
 """The bench's runner and its tables, with a stand-in for CuPy whose clock the test sets: no GPU is timed here."""
 
-import contextlib
-import gc
 import json
 import sys
 import types
-import weakref
 
 import pytest
 
-from bench import captured, harness, report, run
+from bench import harness, report, run
 
 
 class _Event:
@@ -128,61 +125,16 @@ def test_rows_are_checked_timed_and_merged(fake_cupy, tmp_path, capsys):
     assert {row["commit"] for row in again if row["case"]["size"] == 13} == {"abc"}
 
 
-_POOLS = weakref.WeakSet()
-
-
-class _Pool:
-    def __init__(self):
-        _POOLS.add(self)
-
-    def malloc(self, size):
-        raise AssertionError("nothing is allocated here")
-
-
-@contextlib.contextmanager
-def _noted(name, value, current):
-    current[name] = value
-    try:
-        yield
-    finally:
-        del current[name]
-
-
-@pytest.mark.parametrize("breaks", [False, True])
-def test_captured_calls_keep_their_memory(fake_cupy, monkeypatch, breaks):
-    """All calls run with allocators of their own, which live as long as the replay; an error ends the capture."""
-    current, seen, said = {}, [], []
-    cuda, torch = sys.modules["cupy"].cuda, types.ModuleType("torch")
-    cuda.MemoryPool, cuda.using_allocator = _Pool, lambda malloc: _noted("cupy", malloc.__self__, current)
-    torch.cuda = types.SimpleNamespace(MemPool=_Pool, use_mem_pool=lambda pool: _noted("torch", pool, current))
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    graph = types.SimpleNamespace(launch=lambda stream: said.append("launch"))
-    stream = _Stream()
-    stream.begin_capture = lambda: said.append("begin")
-    stream.end_capture = lambda: said.append("end") or graph
-
-    def run_once():
-        if breaks and said:
-            raise ValueError("cannot be captured")
-        seen.append((current["cupy"], current["torch"], bool(said)))
-
-    if breaks:
-        with pytest.raises(ValueError, match="cannot be captured"):
-            captured.capture(run_once, stream, 3)
-        assert (said, current) == (["begin", "end"], {})
-        return
-    replay = captured.capture(run_once, stream, 3)
-    assert [inside for *_, inside in seen] == [False, True, True, True]
-    assert len({pool for *pools, _ in seen for pool in pools}) == 2
-    assert (said, current) == (["begin", "end"], {})
-    replay()
-    assert said[-1] == "launch"
-    seen.clear()
-    gc.collect()
-    assert len(_POOLS) == 2
-    del replay
-    gc.collect()
-    assert len(_POOLS) == 0
+@pytest.mark.parametrize("with_torch", [False, True])
+def test_torch_is_told_of_captures_where_it_is_there(fake_cupy, monkeypatch, with_torch):
+    monkeypatch.setattr(harness.graphs, "with_cupy", lambda run, times: ("cupy", run, times))
+    monkeypatch.setattr(harness.graphs, "with_torch", lambda run, times, cupy_too: ("torch", run, times, cupy_too))
+    if with_torch:
+        monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+        assert harness._captured(len) == ("torch", len, harness.LAUNCHES, True)
+    else:
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+        assert harness._captured(len) == ("cupy", len, harness.LAUNCHES)
 
 
 def test_percentiles_interpolate():

@@ -24,6 +24,7 @@ ROOMS = (
             "reference",
             "versions",
             "lazy",
+            "graphs",
             "env_report",
         ),
     ),
