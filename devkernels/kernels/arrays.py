@@ -17,18 +17,8 @@ import numpy as np
 from devkernels import target
 from devkernels.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, MissingDependencyError, TargetError
 from devkernels.launch import streams
-
-
-def library(array: Any, name: str) -> str:
-    """``numpy``, ``cupy`` or ``torch``; anything else is an ArgumentTypeError."""
-    if isinstance(array, np.ndarray):
-        return "numpy"
-    for known in ("cupy", "torch"):
-        module = sys.modules.get(known)
-        if module is not None and isinstance(array, module.ndarray if known == "cupy" else module.Tensor):
-            return known
-    kind = f"{type(array).__module__}.{type(array).__qualname__}"
-    raise ArgumentTypeError(f"{name} is a {kind}; pass an array of NumPy, CuPy or torch.", spec=name)
+from devkernels.libraries import library_of as library
+from devkernels.libraries import on_stream as on_stream_of
 
 
 @dataclass(frozen=True)
@@ -201,26 +191,6 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     return np.empty(shape, dtype=dtype)
 
 
-class _Handle:
-    """A stream that is known by its handle only."""
-
-    def __init__(self, handle: int):
-        self.handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.handle
-
-
-def _cupy_stream(stream: Any, handle: int, device: int) -> Any:
-    """CuPy's object for a stream."""
-    cuda = sys.modules["cupy"].cuda
-    if isinstance(stream, cuda.Stream):
-        return stream
-    if hasattr(cuda.Stream, "from_external"):  # CuPy 14, where ExternalStream is deprecated
-        return cuda.Stream.from_external(_Handle(handle))
-    return cuda.ExternalStream(handle, device)
-
-
 @contextlib.contextmanager
 def on_stream(like: Any, stream: Any) -> Iterator[None]:
     """Make a stream current for the library of an array on a GPU.
@@ -231,12 +201,9 @@ def on_stream(like: Any, stream: Any) -> Iterator[None]:
     kind = library(like, "x")
     if handle is None or kind == "numpy" or (kind == "torch" and not like.is_cuda):
         yield
-    elif kind == "cupy":
-        with _cupy_stream(stream, handle, like.device.id):
-            yield
     else:
-        cuda = sys.modules["torch"].cuda
-        with cuda.stream(cuda.ExternalStream(handle, like.device)):
+        given = handle if isinstance(stream, int) else stream
+        with on_stream_of(kind, given, like.device.id if kind == "cupy" else like.get_device()):
             yield
 
 

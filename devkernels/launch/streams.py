@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from devkernels.errors import ArgumentTypeError
+from devkernels.libraries import stream_handle
 
 LEGACY_DEFAULT = 1  # CU_STREAM_LEGACY: the default stream, said explicitly
 
@@ -25,20 +25,8 @@ def handle(stream: Any) -> int | None:
     if stream is None:
         return None
     if isinstance(stream, int) and not isinstance(stream, bool):
-        if stream < 0:
-            raise ArgumentTypeError(f"stream={stream} is not the handle of a stream.")
-        return stream or None
-    if hasattr(stream, "__cuda_stream__"):
-        protocol = stream.__cuda_stream__
-        return int((protocol() if callable(protocol) else protocol)[1]) or LEGACY_DEFAULT
-    for attribute in ("cuda_stream", "ptr", "handle"):  # torch; CuPy; Numba and cuda.core
-        value = getattr(stream, attribute, None)
-        if value is not None:
-            return int(getattr(value, "value", value) or 0) or LEGACY_DEFAULT
-    raise ArgumentTypeError(
-        f"stream is a {type(stream).__module__}.{type(stream).__qualname__}; give a stream of CuPy, torch, Numba or "
-        f"cuda.core, its handle as an integer, or None for the current stream of the arrays' library."
-    )
+        return stream_handle(stream) or None
+    return stream_handle(stream) or LEGACY_DEFAULT
 
 
 def plain(key: Any) -> Any:

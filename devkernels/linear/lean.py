@@ -9,8 +9,8 @@ import math
 import weakref
 
 from devkernels.errors import ArgumentError
+from devkernels.libraries import stream_handle
 from devkernels.linear._fixed import fixed
-from devkernels.linear.arrays import stream_pointer
 from devkernels.linear.matmul import Prepared
 
 
@@ -59,9 +59,9 @@ class LeanCall:
                 out = self._make()
             else:
                 spec = self._prepared.spec
-                out = self._prepared.arrays.empty(self._shape, spec.out_dtype, device, stream_pointer(stream))
+                out = self._prepared.arrays.empty(self._shape, spec.out_dtype, device, stream_handle(stream))
             target = self._pointer(out)
-        where = self._stream(device) if stream is None else stream_pointer(stream)
+        where = self._stream(device) if stream is None else stream_handle(stream)
         if self._fixed is not None:
             self._fixed(target, where)
             return out

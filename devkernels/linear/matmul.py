@@ -9,7 +9,8 @@ import operator
 from collections.abc import Callable
 
 from devkernels.errors import ArgumentError
-from devkernels.linear.arrays import CPU, Arrays, arrays_of, stream_pointer
+from devkernels.libraries import stream_handle
+from devkernels.linear.arrays import CPU, Arrays, arrays_of
 from devkernels.linear.bounded import Bounded
 from devkernels.linear.epilog import Epilog
 from devkernels.linear.masks import MASKS, Lifetime, Mask
@@ -65,7 +66,7 @@ class Prepared:
             if self.new_aux is not None and mask is None:
                 data = self.new_aux()
         else:
-            explicit = None if stream is None else stream_pointer(stream)
+            explicit = None if stream is None else stream_handle(stream)
             where = self.stream(device) if explicit is None else explicit
             empty, dtype = self.arrays.empty, self.spec.out_dtype
             if out is None:

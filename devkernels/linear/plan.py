@@ -14,7 +14,7 @@ from devkernels.linear import elementwise, tuned
 from devkernels.linear._cublaslt import LtMatmul, NoAlgorithmError
 from devkernels.linear.arrays import CPU, Arrays
 from devkernels.linear.epilog import Epilog
-from devkernels.linear.spec import ITEM_BYTES, Layout, MatmulSpec
+from devkernels.linear.spec import MatmulSpec
 
 CACHE_LIMIT = 512
 _plans: OrderedDict[tuple, Plan] = OrderedDict()
@@ -204,13 +204,3 @@ def clear_plans() -> None:
     """Forget all cached plans; objects that hold one keep it."""
     with _lock:
         _plans.clear()
-
-
-def contiguous(spec_shape: tuple[int, ...]) -> Layout:
-    """Layout of a C-ordered array of this shape."""
-    return Layout(spec_shape[-1], False, spec_shape[-2] * spec_shape[-1] if len(spec_shape) > 2 else 0)
-
-
-def item_bytes(dtype: str) -> int:
-    """Bytes of one element."""
-    return ITEM_BYTES[dtype]

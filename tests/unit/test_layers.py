@@ -25,6 +25,7 @@ ROOMS = (
             "versions",
             "lazy",
             "graphs",
+            "libraries",
             "env_report",
         ),
     ),
