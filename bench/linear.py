@@ -10,7 +10,6 @@ descriptors: the least that a call can cost the host. Errors are looked at on 64
 from __future__ import annotations
 
 import argparse
-import copy
 import ctypes
 import functools
 import pathlib
@@ -42,8 +41,8 @@ _FORWARD = {
 }  # fmt: skip
 _BOTH = {"torch eager": "torch", "torch.compile": "torch.compile", "torch eager, graphed": "torch, graphed",
          "layer (CuPy)": "FusedLinear", "torch module": "torch FusedLinear",
-         "torch module, graphed": "torch FusedLinear, graphed"}  # fmt: skip
-_BOTH_DEVICE = {name: _BOTH[name] for name in _BOTH if "graphed" not in name}
+         "torch module, recorded": "torch FusedLinear, recorded"}  # fmt: skip
+_BOTH_DEVICE = {name: _BOTH[name] for name in _BOTH if name.rpartition(", ")[2] not in ("graphed", "recorded")}
 _BOTH_HOST = {**_BOTH, "autograd alone": "autograd alone"}
 _COSTS = {
     "nvmath autotuned|plan_us": "nvmath plan, us", "nvmath autotuned|autotune_ms": "nvmath autotune, ms",
@@ -266,7 +265,7 @@ def _both(case, data, with_compile) -> list[Contender]:
         def go():
             keep["gradients"] = run()
 
-        graph = check and "graphed" not in name
+        graph = check and not name.endswith((", graphed", ", recorded"))
         errors = (lambda: data.backward_error(keep["gradients"])) if check else None
         contenders.append(Contender(name, go, errors, 1e-2, graph=graph, extra=extra))
 
@@ -292,18 +291,17 @@ def _both(case, data, with_compile) -> list[Contender]:
     leaves = (tx, module.weight, module.bias)
     add("torch module", lambda: torch.autograd.grad(module(tx), leaves, data.tdy), **costs)
     add("autograd alone", _autograd_alone(tx, tw, tb, data.tdy), check=False)
-    if case["tokens"] <= 2048:  # graphs of forward and backward, for the one and the other
+    if case["tokens"] <= 4096:  # graphs of forward and backward, for the one and the other
+        # Parameters of their own: what a graph keeps of autograd's would make calls on another stream wait.
         sequence = torch.nn.Sequential(
             torch.nn.Linear(case["in"], case["out"], device="meta"), _Act(case["activation"])
         )
         twin = ours_torch.FusedLinear(case["in"], case["out"], activation=case["activation"], device="meta")
-        for name, one, layer_of in (
-            ("torch eager, graphed", sequence, sequence[0]),
-            ("torch module, graphed", twin, twin),
-        ):
-            # Parameters of their own: what a graph keeps of autograd's would make calls on another stream wait.
-            layer_of.weight, layer_of.bias = torch.nn.Parameter(tw.detach()), torch.nn.Parameter(tb.detach())
-            add(name, _graphed(one, tx, (tx, layer_of.weight, layer_of.bias), data.tdy))
+        for one in (sequence[0], twin):
+            one.weight, one.bias = torch.nn.Parameter(tw.detach()), torch.nn.Parameter(tb.detach())
+        add("torch eager, graphed", _graphed(sequence, tx, (tx, *sequence.parameters()), data.tdy))
+        twin.record(tx, copy=False)
+        add("torch module, recorded", lambda: torch.autograd.grad(twin(tx), (tx, twin.weight, twin.bias), data.tdy))
     add("layer (CuPy)", ours, **costs)
     return contenders
 
@@ -331,12 +329,12 @@ def _autograd_alone(x, weight, bias, dy):
 def _graphed(module, x, leaves, dy):
     """Forward and backward through torch.cuda.make_graphed_callables.
 
-    Made while the case is set up: it empties torch's cache, and graphs that the harness has captured from torch's
-    allocator would then replay on memory that is no longer theirs.
+    Made while the case is set up: it empties torch's cache, and graphs that were captured without torch's knowledge
+    would then replay on memory that is no longer theirs.
     """
     import torch
 
-    twin = torch.cuda.make_graphed_callables(copy.copy(module), (x.detach().requires_grad_(),))  # replaces forward
+    twin = torch.cuda.make_graphed_callables(module, (x.detach().requires_grad_(),))  # replaces forward
     return lambda: torch.autograd.grad(twin(x), leaves, dy)
 
 

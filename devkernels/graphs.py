@@ -16,16 +16,22 @@ from collections.abc import Callable, Iterator
 
 
 class Replay:
-    """Puts the captured calls on the library's current stream; holds their graph and their memory."""
+    """Puts the captured calls on the library's current stream; holds their graph and their memory.
 
-    __slots__ = ("_launch", "memory")
+    Attributes
+    ----------
+    result : object
+        What the last captured call returned: arrays of the graph's memory, which each replay writes again.
+    """
 
-    def __init__(self, launch: Callable[[], object], memory: list[object]):
-        self._launch, self.memory = launch, memory
+    __slots__ = ("launch", "memory", "result")
+
+    def __init__(self, launch: Callable[[], object], memory: list[object], result: object):
+        self.launch, self.memory, self.result = launch, memory, result
 
     def __call__(self) -> None:
         """Launch the graph."""
-        self._launch()
+        self.launch()
 
 
 @contextlib.contextmanager
@@ -47,16 +53,17 @@ def with_cupy(run: Callable[[], object], times: int) -> Replay:
     cuda = sys.modules["cupy"].cuda
     stream = cuda.get_current_stream()
     memory: list[object] = []
+    result = None
     with _cupy_memory(memory):
         run()
         stream.synchronize()
         stream.begin_capture()
         try:
             for _ in range(times):
-                run()
+                result = run()
         finally:
             graph = stream.end_capture()
-    return Replay(lambda: graph.launch(cuda.get_current_stream()), memory)
+    return Replay(lambda: graph.launch(cuda.get_current_stream()), memory, result)
 
 
 def with_torch(run: Callable[[], object], times: int, *, cupy_too: bool = False) -> Replay:
@@ -72,6 +79,7 @@ def with_torch(run: Callable[[], object], times: int, *, cupy_too: bool = False)
     cuda = sys.modules["torch"].cuda
     graph = cuda.CUDAGraph()
     memory: list[object] = [graph]
+    result = None
     with _cupy_memory(memory) if cupy_too else contextlib.nullcontext():
         run()
         cuda.current_stream().synchronize()
@@ -79,7 +87,7 @@ def with_torch(run: Callable[[], object], times: int, *, cupy_too: bool = False)
         graph.capture_begin(capture_error_mode="relaxed")
         try:
             for _ in range(times):
-                run()
+                result = run()
         finally:
             graph.capture_end()
-    return Replay(graph.replay, memory)
+    return Replay(graph.replay, memory, result)

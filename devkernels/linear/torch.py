@@ -19,6 +19,7 @@ from devkernels.errors import ArgumentError, SpecError
 from devkernels.linear import _torch_ops as ops
 from devkernels.linear import _torch_run as raw
 from devkernels.linear import _torch_train
+from devkernels.linear._torch_graphs import Recording
 from devkernels.linear._torch_quick import any_autocast, autocast
 from devkernels.linear._torch_quick import linear as _linear
 from devkernels.linear.epilog import Epilog
@@ -61,6 +62,11 @@ def _traced(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | No
     return torch.ops.devkernels.linear_forward(x, weight, bias, activation or "none", activation == "gelu")[0]
 
 
+def _replayed(recording: Recording, x: Tensor, parameters: tuple[Tensor, ...]) -> Tensor | None:
+    """Result of a recorded layer; None where no gradient is asked for, or where the recording does not fit."""
+    return recording(x, parameters) if _grad_enabled() and not any_autocast() else None
+
+
 class FusedLinear(nn.Module):
     """``activation(x @ weight.T + bias)`` as a module; parameters, their names and their start are those of nn.Linear.
 
@@ -75,6 +81,8 @@ class FusedLinear(nn.Module):
     device, dtype : optional
         As for nn.Linear.
     """
+
+    _recording: Recording | None = None
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, activation: str | None = None,
                  device=None, dtype=None):  # fmt: skip
@@ -115,7 +123,48 @@ class FusedLinear(nn.Module):
         parameters = self._parameters  # nn.Module.__getattr__ costs a microsecond for each parameter
         if "weight" not in parameters:  # weight_norm and the like make it a plain attribute
             return _linear(x, self.weight, self.bias, self.activation)
-        return _linear(x, parameters["weight"], parameters["bias"], self.activation)
+        weight, bias = parameters["weight"], parameters["bias"]
+        if self._recording is not None:
+            y = _replayed(self._recording, x, (weight,) if bias is None else (weight, bias))
+            if y is not None:
+                return y
+        return _linear(x, weight, bias, self.activation)
+
+    def record(self, x: Tensor, *, copy: bool = True) -> FusedLinear:
+        """Capture forward and backward pass for inputs like `x` in CUDA graphs, which later calls replay; return self.
+
+        For small layers, where the host is slower than the GPU: a replayed pass is one launch. Training steps that the
+        graphs do not fit (another shape, parameters moved elsewhere, a forward pass before the last one's backward
+        pass) and calls without gradients go the ordinary way. On the CPU nothing is recorded.
+
+        Parameters
+        ----------
+        x : Tensor
+            Its shape, dtype and ``requires_grad`` are what counts.
+        copy : bool
+            Whether inputs are copied into memory of the graphs' own. Else `x` itself is that memory: calls with `x`
+            are spared the copy, others overwrite it.
+
+        Notes
+        -----
+        As with ``torch.cuda.make_graphed_callables``, the result and the gradients that ``torch.autograd.grad`` gives
+        lie in memory that the next call writes again (``backward()`` copies them to ``.grad``). Record again after
+        `autotune`. A layer that is copied or pickled loses its recording.
+        """
+        weight, bias, activation = self.weight, self.bias, self.activation
+        parameters = (weight,) if bias is None else (weight, bias)
+        code = raw.forward_code(activation, bias is not None, raw.keeps_mask(x, weight, activation))
+
+        def forward(x: Tensor) -> tuple[Tensor, Tensor | None]:
+            y, aux = raw.run(x, weight, bias, code)
+            return y, y if aux is None and activation is not None else aux
+
+        def backward(dy: Tensor, x: Tensor, kept: Tensor | None, need_x: bool) -> tuple[Tensor | None, ...]:
+            needs = (need_x, weight.requires_grad, bias is not None and bias.requires_grad)
+            return raw.backward(dy, x, weight, kept, activation, needs)[: 1 + len(parameters)]
+
+        self._recording = Recording(forward, backward, x, parameters, copy) if raw.on_gpu(x) else None
+        return self
 
     def autotune(self, x: Tensor, *, backward: bool = True, candidates: int = 32) -> list[dict[str, object]]:
         """Time the kernels for inputs of this shape and keep the fastest, on disk too; see `FusedMatmul.autotune`."""
@@ -153,6 +202,8 @@ class FusedMLP(nn.Module):
     ``state_dict`` has ``layers.0.weight``, ``layers.0.bias``, ``layers.1.weight`` ...
     """
 
+    _recording: Recording | None = None
+
     def __init__(self, sizes: Sequence[int], activation: str = "relu", device=None, dtype=None):
         super().__init__()
         if len(sizes) < 2:
@@ -177,9 +228,28 @@ class FusedMLP(nn.Module):
             weights, biases = cast[: len(weights)], cast[len(weights) :]
         if _compiling():
             return torch.ops.devkernels.mlp_forward(x, weights, biases, self.activation)[0]
+        if self._recording is not None:
+            y = _replayed(self._recording, x, (*weights, *biases))
+            if y is not None:
+                return y
         if _grad_enabled() and (x.requires_grad or any(p.requires_grad for p in (*weights, *biases))):
             return ops.mlp(x, self.activation, weights, biases)
         for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
             code = raw.forward_code(None if index == len(weights) - 1 else self.activation, True, False)
             x = raw.run(x, weight, bias, code)[0]
         return x
+
+    def record(self, x: Tensor, *, copy: bool = True) -> FusedMLP:
+        """Capture forward and backward pass in CUDA graphs, see `FusedLinear.record`."""
+        weights, biases = [layer.weight for layer in self.layers], [layer.bias for layer in self.layers]
+        activation = self.activation
+
+        def forward(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+            y, *kept = raw.mlp_forward(x, weights, biases, activation)
+            return y, kept
+
+        def backward(dy: Tensor, x: Tensor, kept: list[Tensor], need_x: bool) -> tuple[Tensor, ...]:
+            return tuple(raw.mlp_backward(dy, x, weights, kept, activation))
+
+        self._recording = Recording(forward, backward, x, (*weights, *biases), copy) if raw.on_gpu(x) else None
+        return self

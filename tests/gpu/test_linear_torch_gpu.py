@@ -203,6 +203,47 @@ def test_cuda_graph_of_a_module():
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("kind", [None, "relu", "gelu", "mlp"])
+def test_recorded_layers(kind, dtype):
+    """Replayed passes give what the ordinary ones give, to the bit, whatever lies in the memory around."""
+    options = {"device": "cuda", "dtype": dtype}
+    make = lambda: FusedMLP([72, 256, 40], "gelu", **options) if kind == "mlp" else FusedLinear(  # noqa: E731
+        72, 136, activation=kind, **options)  # fmt: skip
+    layer, twin = make(), make()
+    twin.load_state_dict(layer.state_dict())
+    x = torch.randn(64, 72, requires_grad=True, **options)
+    layer.record(x)
+    recording = layer._recording
+    junk = [torch.full((64, 136), float("nan"), **options) for _ in range(32)]
+    for turn in range(6):
+        x = torch.randn(64, 72, requires_grad=True, **options)
+        other = x.detach().clone().requires_grad_()
+        with torch.cuda.stream(torch.cuda.Stream() if turn % 2 else torch.cuda.current_stream()):
+            torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+            y, want = layer(x), twin(other)
+            assert y.data_ptr() == recording.y.data_ptr()
+            dy = torch.randn_like(y)
+            y.backward(dy)
+            want.backward(dy)
+            assert torch.equal(y, want)
+            assert torch.equal(x.grad, other.grad)
+        torch.cuda.synchronize()
+        for one, two in zip(layer.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(one.grad, two.grad)  # added up over the turns
+        del y, want  # and what autograd remembers of their stream
+    assert recording.turn == 6
+    assert all(torch.isnan(j).all() for j in junk)
+    with torch.no_grad():
+        for p, q in zip(layer.parameters(), twin.parameters(), strict=True):
+            p.mul_(-0.5)
+            q.mul_(-0.5)
+    assert torch.equal(layer(x), twin(x))
+    assert recording.turn == 7
+    assert torch.equal(layer(x[:5]), twin(x[:5]))
+    assert recording.turn == 7
+
+
 def test_weights_replaced_between_calls():
     layer = FusedLinear(64, 32, activation="relu", device="cuda", dtype=torch.float16).requires_grad_(False)
     x = torch.randn(16, 64, device="cuda", dtype=torch.float16)
