@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from devkernels.linear._torch_run import backward, forward_code, keeps_mask, mlp_backward, mlp_forward, run
-from devkernels.linear._torch_train import known, learn
+from devkernels.linear._torch_train import known, learned
 from devkernels.linear.epilog import gelu_aux_columns, relu_mask_bytes
 
 _grad_enabled = torch.is_grad_enabled
@@ -42,7 +42,7 @@ class LinearFunction(torch.autograd.Function):
         if found is None:
             code = forward_code(activation, bias is not None, keeps_mask(x, weight, activation))
             found = run(x, weight, bias, code)
-            training = learn(x, weight, bias, activation, code)
+            training = learned.learn(x, weight, bias, activation, code)
         y, aux = found
         ctx.activation, ctx.training = activation, training
         ctx.save_for_backward(x, weight, y if aux is None and activation is not None else aux)

@@ -173,7 +173,7 @@ class FusedLinear(nn.Module):
             x, weight, bias = autocast(x.detach(), self.weight.detach(), bias)
             reports = tune(raw.flatten("x", x), weight, bias, self.activation, backward=backward, candidates=candidates)
             raw.forget_kept()
-            _torch_train.forget()
+            _torch_train.learned.forget()
             return reports
 
     def extra_repr(self) -> str:

@@ -109,8 +109,8 @@ def enter_torch_world(monkeypatch, tmp_path):
     monkeypatch.setitem(arrays._by_type, world.torch.nn.Parameter, world)
     monkeypatch.setattr(_torch_run, "_ARRAYS", world)
     monkeypatch.setattr(_torch_run, "_raw_stream", lambda index: 0)
-    for module in (_torch_run, _torch_quick, _torch_train):
-        for name, value in list(vars(module).items()):
+    for store in (_torch_run, _torch_quick.learned, _torch_train.learned):
+        for name, value in list(vars(store).items()):
             if isinstance(value, Bounded):
-                monkeypatch.setattr(module, name, Bounded(value.limit))
+                monkeypatch.setattr(store, name, Bounded(value.limit))
     return fake

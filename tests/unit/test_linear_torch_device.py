@@ -51,7 +51,7 @@ def test_calls_that_repeat_take_the_short_way(lt, monkeypatch, activation, with_
     bias = aligned(5) if with_bias else None
     for _ in range(2):
         check(x, weight, bias, activation)
-    assert len(_torch_quick._quick) == 1
+    assert len(_torch_quick.learned.known) == 1
     monkeypatch.setattr(_torch_quick.raw, "run", None)  # the longer way is not there any more
     for _ in range(3):
         before = lt.calls
@@ -92,10 +92,10 @@ def test_changing_shapes_build_no_checks(lt):
     weight, bias = aligned(5, 8), aligned(5)
     for tokens in (3, 4) * 5:
         check(aligned(tokens, 8), weight, bias, "relu")
-    assert len(_torch_quick._quick) == 0
+    assert len(_torch_quick.learned.known) == 0
     for tokens in range(1, 700):
         fused_linear(aligned(tokens, 8), aligned(5, 8), bias)
-    assert len(_torch_quick._seen) <= _torch_quick._seen.limit
+    assert len(_torch_quick.learned.seen) <= _torch_quick.learned.seen.limit
 
 
 def test_float32_precision_is_asked_for_at_each_call(lt, monkeypatch):
