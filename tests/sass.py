@@ -28,7 +28,7 @@ class Sass:
             file.flush()
             command = [nvdisasm(), "--print-code", file.name]
             self.text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        pattern = r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)"
+        pattern = r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.x]+)"
         self.counts = Counter(re.findall(pattern, self.text))
         assert self.counts, "no instructions found"
 
@@ -44,3 +44,9 @@ class Sass:
     def spills(self) -> int:
         """Accesses to local memory."""
         return self.count("LDL", "STL")
+
+    def between(self, operation: str, pattern: str) -> int:
+        """Lines with `pattern` from the first to the last line that has `operation`: in the main loop, unrolled."""
+        lines = self.text.splitlines()
+        found = [i for i, line in enumerate(lines) if operation in line]
+        return sum(bool(re.search(pattern, line)) for line in lines[found[0] : found[-1]])

@@ -17,8 +17,8 @@ from devkernels.compiler.kernel import Options
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
 from devkernels.kernels import arrays
 from devkernels.kernels.gemm import Gemm, make_gemm
-from devkernels.kernels.gemm_kernels import batched_view, numbers, wide_rows
-from devkernels.kernels.gemm_route import PORTABLE, Matrix, Route, as_matrix, by_kind
+from devkernels.kernels.gemm_route import PORTABLE, STAGED, Matrix, Route, as_matrix, by_kind
+from devkernels.kernels.gemm_views import batched_view, numbers, wide_rows
 from devkernels.launch.jit import Kernel
 from devkernels.matrix import chain, tensor
 from devkernels.matrix.steps import element_function
@@ -39,7 +39,7 @@ class GemmChain:
         """One kernel or two, and why."""
         here = target.current_target()
         kind = by_kind(self.first.spec, here)
-        if kind.path == PORTABLE:
+        if kind.path in (PORTABLE, STAGED):
             return Route(SEPARATE, kind.reason)
         if columns is None:
             return Route(FUSED, "as long as 128 rows of the matrix in between fit shared memory")

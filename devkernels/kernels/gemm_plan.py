@@ -14,7 +14,7 @@ import numpy as np
 
 from devkernels import target
 from devkernels.errors import ArgumentError, ArgumentTypeError, TargetError
-from devkernels.kernels import arrays, gemm_kernels
+from devkernels.kernels import arrays, gemm_images, gemm_kernels
 from devkernels.kernels.gemm_route import ACCUMULATE, GemmSpec, Matrix, as_matrix, by_kind, by_shape
 from devkernels.matrix.steps import Step, operands_of, takes_all
 
@@ -43,7 +43,8 @@ class Gemm:
         seen = self._operands(a, b, None)
         d = self._result(a, seen, out)
         result = as_matrix(arrays.describe(d, "out"))
-        route = by_shape(self.spec, target.current_target(), seen["a"], seen["b"], result, c is not None)
+        c_dtype = None if c is None else arrays.describe(c, "c").dtype
+        route = by_shape(self.spec, target.current_target(), seen["a"], seen["b"], result, c_dtype)
         return f"{self!r}\n{route}"
 
     def __call__(
@@ -148,6 +149,11 @@ class Gemm:
                 )
             if c is x and seen.dtype not in ACCUMULATE:
                 raise ArgumentTypeError(f"c has dtype {seen.dtype}; use one of {', '.join(ACCUMULATE)}.", spec=spec)
+            if c is x and seen.dtype.startswith("complex") and not spec.accumulate.startswith("complex"):
+                raise ArgumentTypeError(
+                    f"c has dtype {seen.dtype}, which {spec.accumulate}, in which this product adds up, cannot hold.",
+                    spec=spec,
+                )
             if len(seen.shape) not in (2, 3):
                 raise ArgumentError(
                     f"{name} has shape {seen.shape}; pass a matrix, or a batch of them with three axes.", spec=spec
@@ -242,8 +248,8 @@ class Gemm:
                 raise ArgumentTypeError(f"extra[{i}] has dtype {mine.dtype}, which is not supported.", spec=self.spec)
 
     def image_sources(self) -> dict[str, tuple]:
-        """Kernels of this product for ``devkernels build``, by file name; see `gemm_kernels.image_sources`."""
-        return gemm_kernels.image_sources(self.spec)
+        """Kernels of this product for ``devkernels build``, by file name; see `gemm_images.image_sources`."""
+        return gemm_images.image_sources(self.spec)
 
 
 def _mark(x: Any) -> tuple | None:

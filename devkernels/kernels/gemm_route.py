@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from devkernels import target
 from devkernels.kernels.arrays import Described
-from devkernels.matrix import small
+from devkernels.matrix import small, staged
 from devkernels.matrix.steps import Step
 
-WARPGROUP, TENSOR, SMALL, PORTABLE = "warpgroup", "tensor", "small", "portable"
+WARPGROUP, TENSOR, STAGED, SMALL, PORTABLE = "warpgroup", "tensor", "staged", "small", "portable"
 _MANY = 16  # products from which on small ones get a warp, or a row a thread
 TENSOR_DTYPES = {"float16": "f16", "bfloat16": "bf16"}
 STORED_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1}  # what the warpgroup path can store
@@ -96,6 +96,8 @@ def by_kind(spec: GemmSpec, architecture: target.Target) -> Route:
     """What dtypes, prologues and architecture allow."""
     if target.simulating():
         return Route(PORTABLE, "the simulator runs Python; it has no tensor cores")
+    if spec.a_dtype == spec.b_dtype and spec.a_dtype in staged.DTYPES:
+        return _staged(spec, architecture)
     if spec.a_dtype != spec.b_dtype or spec.a_dtype not in TENSOR_DTYPES:
         return Route(
             PORTABLE, f"tensor cores are used for float16 and bfloat16, not for {spec.a_dtype} by {spec.b_dtype}"
@@ -111,6 +113,21 @@ def by_kind(spec: GemmSpec, architecture: target.Target) -> Route:
     if architecture.major != 9:
         return Route(TENSOR, f"warpgroup products exist on sm_90 only, and this is {architecture}")
     return Route(WARPGROUP, f"{spec.a_dtype} on {architecture}: tensor copies and warpgroup products")
+
+
+def _staged(spec: GemmSpec, architecture: target.Target) -> Route:
+    dtype = spec.a_dtype
+    if spec.accumulate != dtype:
+        return Route(PORTABLE, f"products of {dtype} are added up in {dtype} elsewhere, not in {spec.accumulate}")
+    if spec.prologue_a is not None or spec.prologue_b is not None:
+        return Route(PORTABLE, "operands are copied into shared memory as they are, past any prologue")
+    stored = STORED_BYTES if dtype == "float32" else (dtype,)
+    if spec.out_dtype not in stored:
+        return Route(PORTABLE, f"sums in {dtype} are stored as {', '.join(stored)} elsewhere, not as {spec.out_dtype}")
+    if architecture.major < 8:
+        return Route(PORTABLE, f"asynchronous copies exist from sm_80 on, and this is {architecture}")
+    how = "tensor cores in double precision" if dtype in ("float64", "complex128") else "fused multiply-adds"
+    return Route(STAGED, f"{dtype} on {architecture}: slices are copied ahead into shared memory; {how}")
 
 
 def small_tiling(spec: GemmSpec, a: Matrix, b: Matrix, d: Matrix, has_c: bool) -> small.SmallTiling | None:
@@ -133,16 +150,18 @@ def small_tiling(spec: GemmSpec, a: Matrix, b: Matrix, d: Matrix, has_c: bool) -
 
 
 def by_shape(
-    spec: GemmSpec, architecture: target.Target, a: Matrix, b: Matrix, d: Matrix, has_c: bool = False
+    spec: GemmSpec, architecture: target.Target, a: Matrix, b: Matrix, d: Matrix, c_dtype: str | None = None
 ) -> Route:
-    """The same for given operands."""
-    tiling = small_tiling(spec, a, b, d, has_c)
+    """The same for given operands, and a c of this dtype if one is read."""
+    tiling = small_tiling(spec, a, b, d, c_dtype is not None)
     if tiling is not None:
         how = "a warp each, on tensor cores" if tiling.in_warps else "a thread for each row"
         return Route(SMALL, f"{d.batch} products of {d.rows} x {d.columns} x {a.columns}: {how}")
     route = by_kind(spec, architecture)
     if max(d.rows, d.columns, a.columns) > _MAX_LENGTH:
         return Route(PORTABLE, "an axis is longer than 2**31 - 512")
+    if route.path == STAGED and spec.accumulate != "float32" and c_dtype in TENSOR_DTYPES:
+        return Route(PORTABLE, f"c of {c_dtype} beside sums in {spec.accumulate}")
     if route.path != WARPGROUP:
         return route
     for name, x in (("a", a), ("b", b)):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from devkernels.lazy import cuda
-from devkernels.matrix.tensor import A_BYTES, B_PITCH, DEPTH, SHARED_BYTES, TILE, make_load_a, make_load_b
+from devkernels.matrix.tensor import A_BYTES, B_PITCH, DEPTH, ROW_STEPS, SHARED_BYTES, TILE, make_load_a, make_load_b
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ def make_kernel(t: ChainTiling, first: Callable, second: Callable) -> Callable:
 
     The grid has tiles of rows along x and batches along y; alpha scales the first product.
     """
-    from devkernels.matrix import ptx, tensor_calls
+    from devkernels.matrix import ends, ptx, tensor_calls
 
     kind = {"float16": "f16", "bfloat16": "bf16"}[t.dtype]
     product, clear = tensor_calls.make_warp_tile(kind, 64, B_PITCH), tensor_calls.make_clear(64)
-    scale, keep = tensor_calls.make_scale(64), tensor_calls.make_keep(t.dtype, 64)
-    end = tensor_calls.make_end(t.out_dtype, 64, False, t.d_wide)
+    scale, keep = tensor_calls.make_scale(64), ends.make_keep(t.dtype, 64)
+    end = ends.make_end(t.out_dtype, ROW_STEPS, tuple(range(8)), False, t.d_wide)
     load_a = make_load_a(t.along_rows[0], t.wide[0])
     load_b, load_c = (make_load_b(t.along_rows[i], t.wide[i]) for i in (1, 2))
     shared_address, u32, one, nothing = ptx.shared_address, np.uint32, np.float32(1), np.float32(0)

@@ -13,34 +13,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.cuda.extending import intrinsic
 
-from devkernels.matrix.ptx import _float_pointer, i32, i64
-from devkernels.matrix.tile import ITEM, pack
-
-
-def _to_float(builder, value, dtype):
-    """A stored element as float32."""
-    if dtype == "bfloat16":
-        return builder.bitcast(builder.shl(builder.zext(value, ir.IntType(32)), i32(16)), ir.FloatType())
-    if dtype == "float16":
-        return builder.fpext(builder.bitcast(value, ir.HalfType()), ir.FloatType())
-    if dtype == "float32":
-        return value
-    if dtype == "float64":
-        return builder.fptrunc(value, ir.FloatType())
-    return (builder.uitofp if dtype.startswith("u") or dtype == "bool" else builder.sitofp)(value, ir.FloatType())
-
-
-def _stored_type(dtype: str):
-    """LLVM type in which an element lies in memory."""
-    if dtype in ("float32", "float64"):
-        return ir.FloatType() if dtype == "float32" else ir.DoubleType()
-    bits = {"bfloat16": 16, "float16": 16, "bool": 8}.get(dtype) or int(dtype.lstrip("uint"))
-    return ir.IntType(bits)
-
-
-def _dtype_name(numba_type) -> str:
-    name = str(numba_type)
-    return "bfloat16" if "bfloat16" in name else name
+from devkernels.matrix.memory import dtype_name, i32, i64, signed, store_one, stored_type, to_float
+from devkernels.matrix.ptx import _float_pointer
 
 
 def _matrix(context, builder, array_type, array, kind):
@@ -50,14 +24,10 @@ def _matrix(context, builder, array_type, array, kind):
     return builder.ptrtoint(found.data, ir.IntType(64)), strides, ir.PointerType(kind, 1)
 
 
-def _long(context, builder, value, have):
-    return context.cast(builder, value, have, types.int64)
-
-
 def _positions(context, builder, signature, arguments, clamp: bool):
     """(batch, rows of the four groups, columns of the eight lanes, last row, last column) as integers of 64 bits."""
     batch, row, column, last_row, last_column = (
-        _long(context, builder, v, t) for v, t in zip(arguments[2:7], signature.args[2:7], strict=True)
+        signed(context, builder, v, t) for v, t in zip(arguments[2:7], signature.args[2:7], strict=True)
     )
 
     def within(value, last):
@@ -78,9 +48,9 @@ def make_gather(axes: str, batched: bool) -> Callable:
     @intrinsic
     def gather(typingctx, values, array, batch, row, column, last_row, last_column):
         def codegen(context, builder, signature, arguments):
-            dtype = _dtype_name(signature.args[1].dtype)
+            dtype = dtype_name(signature.args[1].dtype)
             pointer = _float_pointer(context, builder, signature.args[0], arguments[0])
-            base, strides, kind = _matrix(context, builder, signature.args[1], arguments[1], _stored_type(dtype))
+            base, strides, kind = _matrix(context, builder, signature.args[1], arguments[1], stored_type(dtype))
             group, rows, columns, _, _ = _positions(context, builder, signature, arguments, True)
             if batched:
                 base = builder.add(base, builder.mul(group, strides[0]))
@@ -96,7 +66,7 @@ def make_gather(axes: str, batched: bool) -> Callable:
                             place = builder.add(place, builder.mul(rows[k], down))
                         if across is not None:
                             place = builder.add(place, builder.mul(columns[e], across))
-                        known[key] = _to_float(builder, builder.load(builder.inttoptr(place, kind)), dtype)
+                        known[key] = to_float(builder, builder.load(builder.inttoptr(place, kind)), dtype)
                     builder.store(known[key], builder.gep(pointer, [i32(8 * k + e)], inbounds=True))
             return context.get_dummy_value()
 
@@ -113,8 +83,7 @@ def make_scatter(dtype: str) -> Callable:
     def scatter(typingctx, values, array, batch, row, column, last_row, last_column):
         def codegen(context, builder, signature, arguments):
             pointer = _float_pointer(context, builder, signature.args[0], arguments[0])
-            stored = _stored_type(dtype)
-            base, strides, kind = _matrix(context, builder, signature.args[1], arguments[1], stored)
+            base, strides, _ = _matrix(context, builder, signature.args[1], arguments[1], stored_type(dtype))
             group, rows, columns, last_row_, last_column_ = _positions(context, builder, signature, arguments, False)
             base = builder.add(base, builder.mul(group, strides[0]))
             for k in range(4):
@@ -122,13 +91,10 @@ def make_scatter(dtype: str) -> Callable:
                 inside_row = builder.icmp_signed("<=", rows[k], last_row_)
                 for e in range(8):
                     value = builder.load(builder.gep(pointer, [i32(8 * k + e)], inbounds=True))
-                    if dtype != "float32":
-                        word = pack(builder, [value] * (8 // ITEM[dtype] // 2), dtype)[0]
-                        value = builder.trunc(word, stored)
                     inside = builder.and_(inside_row, builder.icmp_signed("<=", columns[e], last_column_))
                     with builder.if_then(inside):
                         place = builder.add(line, builder.mul(columns[e], strides[2]))
-                        builder.store(value, builder.inttoptr(place, kind))
+                        store_one(builder, place, value, dtype)
             return context.get_dummy_value()
 
         return types.void(values, array, batch, row, column, last_row, last_column), codegen

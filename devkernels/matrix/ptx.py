@@ -14,15 +14,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.cuda.extending import intrinsic
 
-
-def i32(value: int) -> ir.Constant:
-    """A constant of 32 bits."""
-    return ir.Constant(ir.IntType(32), value)
-
-
-def i64(value: int) -> ir.Constant:
-    """A constant of 64 bits."""
-    return ir.Constant(ir.IntType(64), value)
+from devkernels.matrix.memory import i32, i64
 
 
 def _instruction(text: str, constraints: str, result: types.Type, *kinds: types.Type, effects: bool = True) -> Callable:

@@ -13,42 +13,21 @@ from llvmlite import ir
 from numba.core import types
 from numba.cuda.extending import intrinsic
 
-from devkernels.matrix.elements import _stored_type, _to_float
-from devkernels.matrix.ptx import i32, i64
-from devkernels.matrix.tile import ITEM, pack
-
-
-def _words(builder, place, offset: int, count: int) -> list:
-    """`count` words of 32 bits from an address, in accesses of at most 16 bytes."""
-    found = []
-    while len(found) < count:
-        width = min(4, count - len(found))
-        vector = ir.VectorType(ir.IntType(32), width)
-        where = builder.add(place, i64(offset + 4 * len(found)))
-        value = builder.load(builder.inttoptr(where, ir.PointerType(vector, 1)), align=4 * width)
-        found += [builder.extract_element(value, i32(i)) for i in range(width)]
-    return found
-
-
-def _store_words(builder, place, offset: int, words: list) -> None:
-    done = 0
-    while done < len(words):
-        width = min(4, len(words) - done)
-        vector = ir.VectorType(ir.IntType(32), width)
-        value = ir.Constant(vector, ir.Undefined)
-        for i in range(width):
-            value = builder.insert_element(value, words[done + i], i32(i))
-        where = builder.add(place, i64(offset + 4 * done))
-        builder.store(value, builder.inttoptr(where, ir.PointerType(vector, 1)), align=4 * width)
-        done += width
-
-
-def _place(context, builder, array_type, array):
-    return context.make_array(array_type)(context, builder, array).data
-
-
-def _slot(builder, pointer, index: int):
-    return builder.gep(pointer, [i32(index)], inbounds=True)
+from devkernels.matrix.memory import (
+    i32,
+    i64,
+    load_words,
+    pack,
+    pointer,
+    registers,
+    slot,
+    store_one,
+    store_words,
+    stored_type,
+    to_float,
+    unpack,
+)
+from devkernels.matrix.memory_sizes import ITEM_BYTES
 
 
 @functools.cache
@@ -76,12 +55,12 @@ def make_warp_product(kind: str, m: int, n: int, k: int) -> Callable:
             floats, words = [ir.FloatType()] * 4, [ir.IntType(32)] * 6
             shape = ir.FunctionType(ir.LiteralStructType(floats), floats + words)
             pick = ir.FunctionType(ir.IntType(32), [ir.IntType(32)] * 2)
-            target = _place(context, builder, signature.args[0], arguments[0])
+            target = registers(context, builder, signature.args[0], arguments[0])
             own = context.cast(builder, arguments[3], signature.args[3], types.uint64)
             g, q = builder.lshr(own, i64(2)), builder.and_(own, i64(3))
             place_b = builder.add(arguments[2], builder.add(builder.mul(q, i64(4 * steps * n * 2)),
                                                             builder.mul(g, i64(tiles * 2))))  # fmt: skip
-            rows = [_words(builder, place_b, j * n * 2, tiles // 2) for j in range(4 * steps)]
+            rows = [load_words(builder, place_b, j * n * 2, tiles // 2) for j in range(4 * steps)]
 
             def column(j, t):
                 """Elements (j, t) and (j + 1, t) of this thread's part of b in one word."""
@@ -92,7 +71,7 @@ def make_warp_product(kind: str, m: int, n: int, k: int) -> Callable:
             right = {(s, t): (column(4 * s, t), column(4 * s + 2, t)) for s in range(steps) for t in range(tiles)}
             place_a = builder.add(arguments[1], builder.add(builder.mul(g, i64(k * 2)), builder.mul(q, i64(8 * steps))))
             for block in range(m // 16):
-                left = [_words(builder, place_a, (16 * block + 8 * half) * k * 2, 2 * steps) for half in range(2)]
+                left = [load_words(builder, place_a, (16 * block + 8 * half) * k * 2, 2 * steps) for half in range(2)]
                 for t in range(tiles):
                     acc = [ir.Constant(ir.FloatType(), 0.0)] * 4
                     for s in range(steps):
@@ -101,7 +80,7 @@ def make_warp_product(kind: str, m: int, n: int, k: int) -> Callable:
                         acc = [builder.extract_value(out, i) for i in range(4)]
                     for i in range(4):
                         index = (2 * block + i // 2) * 2 * tiles + (i % 2) * tiles + t
-                        builder.store(acc[i], _slot(builder, target, index))
+                        builder.store(acc[i], slot(builder, target, index))
             return context.get_dummy_value()
 
         return types.void(sums, types.uint64, types.uint64, lane), codegen
@@ -119,15 +98,15 @@ def make_row_step(a_dtype: str, b_dtype: str, n: int, depth: int, wide: bool) ->
     @intrinsic
     def step(typingctx, sums, a, b):
         def codegen(context, builder, signature, arguments):
-            target = _place(context, builder, signature.args[0], arguments[0])
+            target = registers(context, builder, signature.args[0], arguments[0])
             left = _elements(builder, arguments[1], 0, depth, a_dtype, wide)
-            values = [builder.load(_slot(builder, target, j)) for j in range(n)]
-            item = _bytes(b_dtype)
+            values = [builder.load(slot(builder, target, j)) for j in range(n)]
+            item = ITEM_BYTES[b_dtype]
             for i in range(depth):
                 right = _elements(builder, arguments[2], i * n * item, n, b_dtype, wide)
                 values = [builder.fma(left[i], right[j], values[j]) for j in range(n)]
             for j in range(n):
-                builder.store(values[j], _slot(builder, target, j))
+                builder.store(values[j], slot(builder, target, j))
             return context.get_dummy_value()
 
         return types.void(sums, types.uint64, types.uint64), codegen
@@ -135,31 +114,15 @@ def make_row_step(a_dtype: str, b_dtype: str, n: int, depth: int, wide: bool) ->
     return step
 
 
-def _bytes(dtype: str) -> int:
-    return 8 if dtype == "float64" else ITEM[dtype]
-
-
 def _elements(builder, place, offset: int, count: int, dtype: str, wide: bool) -> list:
     """`count` numbers from an address, as float32, or float64 as they are."""
-    stored = _stored_type(dtype)
-    if not wide:
-        found = []
-        for i in range(count):
-            where = builder.inttoptr(builder.add(place, i64(offset + i * _bytes(dtype))), ir.PointerType(stored, 1))
-            value = builder.load(where)
-            found.append(value if dtype == "float64" else _to_float(builder, value, dtype))
-        return found
-    words, found = _words(builder, place, offset, count * _bytes(dtype) // 4), []
-    if dtype == "float64":
-        for i in range(count):
-            low, high = (builder.zext(w, ir.IntType(64)) for w in words[2 * i : 2 * i + 2])
-            found.append(builder.bitcast(builder.or_(low, builder.shl(high, i64(32))), ir.DoubleType()))
-    elif dtype == "float32":
-        found = [builder.bitcast(w, ir.FloatType()) for w in words]
-    else:
-        for w in words:
-            for half in (w, builder.lshr(w, i32(16))):
-                found.append(_to_float(builder, builder.trunc(half, ir.IntType(16)), dtype))
+    if wide:
+        return unpack(builder, load_words(builder, place, offset, count * ITEM_BYTES[dtype] // 4), dtype)
+    found, kind = [], stored_type(dtype)
+    for i in range(count):
+        where = builder.add(place, i64(offset + i * ITEM_BYTES[dtype]))
+        value = builder.load(pointer(builder, where, kind))
+        found.append(value if dtype == "float64" else to_float(builder, value, dtype))
     return found
 
 
@@ -178,7 +141,7 @@ def make_finish_row(dtype: str, count: int, first: int, wide: bool) -> Callable:
         inner = function.get_call_type(typingctx, kinds, {})
 
         def codegen(context, builder, signature, arguments):
-            target = _place(context, builder, signature.args[1], arguments[1])
+            target = registers(context, builder, signature.args[1], arguments[1])
             factor = context.cast(builder, arguments[2], signature.args[2], number)
             batch_, row_, column_ = (
                 context.cast(builder, v, t, types.int32)
@@ -186,32 +149,18 @@ def make_finish_row(dtype: str, count: int, first: int, wide: bool) -> Callable:
             )
             run, results = context.get_function(function, inner), []
             for j in range(count):
-                value = builder.fmul(builder.load(_slot(builder, target, first + j)), factor)
+                value = builder.fmul(builder.load(slot(builder, target, first + j)), factor)
                 given = [value, batch_, row_, builder.add(column_, i32(j)), arguments[6]]
                 given = [context.cast(builder, v, have, want)
                          for v, have, want in zip(given, kinds, inner.args, strict=True)]  # fmt: skip
                 results.append(context.cast(builder, run(builder, given), inner.return_type, number))
             if wide:
-                if dtype == "float64":
-                    words = [w for v in results for w in _halves(builder, v)]
-                else:
-                    words = pack(builder, results, dtype)
-                _store_words(builder, arguments[7], 0, words)
+                store_words(builder, arguments[7], 0, pack(builder, results, dtype))
                 return context.get_dummy_value()
-            stored = _stored_type(dtype)
             for j, value in enumerate(results):
-                if dtype not in ("float32", "float64"):
-                    value = builder.trunc(pack(builder, [value] * (4 // ITEM[dtype]), dtype)[0], stored)
-                where = builder.add(arguments[7], i64(j * _bytes(dtype)))
-                builder.store(value, builder.inttoptr(where, ir.PointerType(stored, 1)))
+                store_one(builder, builder.add(arguments[7], i64(j * ITEM_BYTES[dtype])), value, dtype)
             return context.get_dummy_value()
 
         return types.void(function, sums, alpha, batch, row, column, extra, types.uint64), codegen
 
     return finish
-
-
-def _halves(builder, value) -> list:
-    """The two words of a float64."""
-    bits = builder.bitcast(value, ir.IntType(64))
-    return [builder.trunc(bits, ir.IntType(32)), builder.trunc(builder.lshr(bits, i64(32)), ir.IntType(32))]

@@ -16,6 +16,7 @@ from devkernels.lazy import cuda
 TILE, DEPTH, THREADS = 128, 32, 256
 A_BYTES, B_PITCH = TILE * DEPTH * 2, TILE * 2
 SHARED_BYTES = 2 * A_BYTES
+ROW_STEPS = tuple(range(0, 64, 8))  # rows of a thread, from its first one
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,10 @@ def make_kernel(t: TensorTiling, epilogue: Callable) -> Callable:
 
     The grid has tiles of columns, batch after batch, along x and tiles of rows along y.
     """
-    from devkernels.matrix import ptx, tensor_calls
+    from devkernels.matrix import ends, ptx, tensor_calls
 
     product, clear = tensor_calls.make_warp_tile(t.kind, 64, B_PITCH), tensor_calls.make_clear(64)
-    end = tensor_calls.make_end(t.out_dtype, 64, t.has_c, t.d_wide)
+    end = ends.make_end(t.out_dtype, ROW_STEPS, tuple(range(8)), t.has_c, t.d_wide)
     load_a, load_b = make_load_a(t.a_along_rows, t.a_wide), make_load_b(t.b_along_rows, t.b_wide)
     shared_address, u32 = ptx.shared_address, np.uint32
     tile, depth, a_bytes, words = TILE, DEPTH, A_BYTES, SHARED_BYTES // 16

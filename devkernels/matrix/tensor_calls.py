@@ -1,4 +1,4 @@
-"""Inner steps of devkernels/matrix/tensor.py as Numba intrinsics: elements to shared memory, a warp's products, ends.
+"""Inner steps of devkernels/matrix/tensor.py as Numba intrinsics: elements to shared memory, a warp's products.
 
 In: constants. Out: intrinsics. Imported only where code is compiled.
 """
@@ -12,20 +12,18 @@ from llvmlite import ir
 from numba.core import types
 from numba.cuda.extending import intrinsic
 
-from devkernels.matrix.elements import _stored_type, _to_float
-from devkernels.matrix.ptx import i32, i64
-from devkernels.matrix.small_calls import _place, _slot, _store_words
-from devkernels.matrix.tile import ITEM, pack
-
-_SHARED, _GLOBAL = 3, 1
-
-
-def _signed(context, builder, value, have):
-    return context.cast(builder, value, have, types.int64)
-
-
-def _shared_vector(builder, place, count: int):
-    return builder.inttoptr(place, ir.PointerType(ir.VectorType(ir.IntType(32), count), _SHARED))
+from devkernels.matrix.memory import (
+    GLOBAL,
+    SHARED,
+    i32,
+    load_words,
+    place_of,
+    pointer,
+    registers,
+    signed,
+    slot,
+    store_words,
+)
 
 
 @functools.cache
@@ -36,15 +34,15 @@ def make_put_element() -> Callable:
     def put(typingctx, to, x, batch, row, column, inside):
         def codegen(context, builder, signature, arguments):
             array = context.make_array(signature.args[1])(context, builder, arguments[1])
-            target = builder.inttoptr(context.cast(builder, arguments[0], signature.args[0], types.uint32),
-                                      ir.PointerType(ir.IntType(16), _SHARED))  # fmt: skip
-            place = builder.ptrtoint(array.data, ir.IntType(64))
-            for axis in range(3):
-                index = _signed(context, builder, arguments[2 + axis], signature.args[2 + axis])
-                place = builder.add(place, builder.mul(index, builder.extract_value(array.strides, axis)))
+            half = ir.IntType(16)
+            to_ = context.cast(builder, arguments[0], signature.args[0], types.uint32)
+            target = pointer(builder, to_, half, SHARED)
+            indices = (signed(context, builder, v, t)
+                       for v, t in zip(arguments[2:5], signature.args[2:5], strict=True))  # fmt: skip
+            place = place_of(builder, array, tuple(indices))
             with builder.if_else(arguments[5]) as (then, otherwise):
                 with then:
-                    value = builder.load(builder.inttoptr(place, ir.PointerType(ir.IntType(16), _GLOBAL)))
+                    value = builder.load(pointer(builder, place, half, GLOBAL))
                     builder.store(value, target)
                 with otherwise:
                     builder.store(ir.Constant(ir.IntType(16), 0), target)
@@ -62,14 +60,12 @@ def make_put_eight() -> Callable:
     @intrinsic
     def put(typingctx, to, place, inside):
         def codegen(context, builder, signature, arguments):
-            vector = ir.VectorType(ir.IntType(32), 4)
-            target = _shared_vector(builder, context.cast(builder, arguments[0], signature.args[0], types.uint32), 4)
+            to_ = context.cast(builder, arguments[0], signature.args[0], types.uint32)
             with builder.if_else(arguments[2]) as (then, otherwise):
                 with then:
-                    source = builder.inttoptr(arguments[1], ir.PointerType(vector, _GLOBAL))
-                    builder.store(builder.load(source, align=16), target, align=16)
+                    store_words(builder, to_, 0, load_words(builder, arguments[1], 0, 4), SHARED)
                 with otherwise:
-                    builder.store(ir.Constant(vector, [0] * 4), target, align=16)
+                    store_words(builder, to_, 0, [i32(0)] * 4, SHARED)
             return context.get_dummy_value()
 
         return types.void(to, types.uint64, types.boolean), codegen
@@ -97,17 +93,14 @@ def make_warp_tile(kind: str, rows: int, b_pitch: int) -> Callable:
             floats, words = [ir.FloatType()] * 4, [ir.IntType(32)] * 6
             shape = ir.FunctionType(ir.LiteralStructType(floats), floats + words)
             pick = ir.FunctionType(ir.IntType(32), [ir.IntType(32)] * 2)
-            target = _place(context, builder, signature.args[0], arguments[0])
+            target = registers(context, builder, signature.args[0], arguments[0])
             a_, b_, first, own = (context.cast(builder, v, t, types.uint32)
                            for v, t in zip(arguments[1:], signature.args[1:], strict=True))  # fmt: skip
             g, q = builder.lshr(own, i32(2)), builder.and_(own, i32(3))
             inside = builder.add(builder.shl(first, i32(1)), builder.shl(g, i32(3)))
             inside = builder.xor(inside, builder.shl(q, i32(5)))
             place_b = builder.add(builder.add(b_, builder.mul(q, i32(8 * b_pitch))), inside)
-            lines = []
-            for j in range(8):
-                value = builder.load(_shared_vector(builder, builder.add(place_b, i32(j * b_pitch)), 2), align=8)
-                lines.append([builder.extract_element(value, i32(i)) for i in range(2)])
+            lines = [load_words(builder, place_b, j * b_pitch, 2, SHARED) for j in range(8)]
 
             def column(j, t):
                 selector = "0x5410" if t % 2 == 0 else "0x7632"
@@ -117,20 +110,16 @@ def make_warp_tile(kind: str, rows: int, b_pitch: int) -> Callable:
             right = {(s, t): (column(4 * s, t), column(4 * s + 2, t)) for s in range(2) for t in range(4)}
             place_a = builder.add(a_, builder.add(builder.shl(g, i32(6)), builder.shl(q, i32(4))))
             for block in range(rows // 16):
-                left = []
-                for half in range(2):
-                    where = builder.add(place_a, i32((16 * block + 8 * half) * 64))
-                    value = builder.load(_shared_vector(builder, where, 4), align=16)
-                    left.append([builder.extract_element(value, i32(i)) for i in range(4)])
+                left = [load_words(builder, place_a, (16 * block + 8 * half) * 64, 4, SHARED) for half in range(2)]
                 for t in range(4):
-                    slots = [_slot(builder, target, (2 * block + i // 2) * 8 + (i % 2) * 4 + t) for i in range(4)]
+                    slots = [slot(builder, target, (2 * block + i // 2) * 8 + (i % 2) * 4 + t) for i in range(4)]
                     acc = [builder.load(slot) for slot in slots]
                     for s in range(2):
                         given = [left[0][2 * s], left[1][2 * s], left[0][2 * s + 1], left[1][2 * s + 1], *right[s, t]]
                         out = builder.asm(shape, text, constraints, [*acc, *given], side_effect=True)
                         acc = [builder.extract_value(out, i) for i in range(4)]
-                    for slot, value in zip(slots, acc, strict=True):
-                        builder.store(value, slot)
+                    for where, value in zip(slots, acc, strict=True):
+                        builder.store(value, where)
             return context.get_dummy_value()
 
         return types.void(sums, a, b, column, lane), codegen
@@ -145,9 +134,10 @@ def make_clear(count: int) -> Callable:
     @intrinsic
     def clear(typingctx, sums):
         def codegen(context, builder, signature, arguments):
-            target = _place(context, builder, signature.args[0], arguments[0])
+            target = registers(context, builder, signature.args[0], arguments[0])
             for i in range(count):
-                builder.store(ir.Constant(ir.FloatType(), 0.0), _slot(builder, target, i))
+                where = slot(builder, target, i)
+                builder.store(ir.Constant(where.type.pointee, 0.0), where)
             return context.get_dummy_value()
 
         return types.void(sums), codegen
@@ -162,126 +152,13 @@ def make_scale(count: int) -> Callable:
     @intrinsic
     def scale(typingctx, sums, factor):
         def codegen(context, builder, signature, arguments):
-            target = _place(context, builder, signature.args[0], arguments[0])
+            target = registers(context, builder, signature.args[0], arguments[0])
             by = context.cast(builder, arguments[1], signature.args[1], types.float32)
             for i in range(count):
-                slot = _slot(builder, target, i)
-                builder.store(builder.fmul(builder.load(slot), by), slot)
+                where = slot(builder, target, i)
+                builder.store(builder.fmul(builder.load(where), by), where)
             return context.get_dummy_value()
 
         return types.void(sums, factor), codegen
 
     return scale
-
-
-@functools.cache
-def make_end(dtype: str, rows: int, has_c: bool, wide: bool) -> Callable:
-    """Return ``end(function, sums, alpha, beta, batch, row, column, c, d, extra)``: finish a thread's sums, masked.
-
-    sums[8 i + j] is element (row + 8 i, column + j); the function that of `steps.element_function`, called inside only.
-    `wide`: the columns are a multiple of eight, and eight elements of a row of d are one aligned access, or two.
-    """
-
-    @intrinsic
-    def end(typingctx, function, sums, alpha, beta, batch, row, column, c, d, extra):
-        kinds = (types.float32, types.int32, types.int32, types.int32, extra)
-        inner = function.get_call_type(typingctx, kinds, {})
-
-        def codegen(context, builder, signature, arguments):
-            target = _place(context, builder, signature.args[1], arguments[1])
-            alpha_, beta_ = (context.cast(builder, v, t, types.float32)
-                             for v, t in zip(arguments[2:4], signature.args[2:4], strict=True))  # fmt: skip
-            batch_, row_, column_ = (_signed(context, builder, v, t)
-                                     for v, t in zip(arguments[4:7], signature.args[4:7], strict=True))  # fmt: skip
-            arrays = [context.make_array(signature.args[i])(context, builder, arguments[i]) for i in (7, 8)]
-            c_dtype = "bfloat16" if "bfloat16" in str(signature.args[7].dtype) else str(signature.args[7].dtype)
-            last = [builder.extract_value(arrays[1].shape, i) for i in (1, 2)]
-
-            def place(array, r, k):
-                where = builder.ptrtoint(array.data, ir.IntType(64))
-                for axis, index in enumerate((batch_, r, k)):
-                    where = builder.add(where, builder.mul(index, builder.extract_value(array.strides, axis)))
-                return where
-
-            run, stored = context.get_function(function, inner), _stored_type(dtype)
-
-            def element(i, j, r, k):
-                value = builder.fmul(builder.load(_slot(builder, target, 8 * i + j)), alpha_)
-                if has_c:
-                    source = builder.inttoptr(place(arrays[0], r, k), ir.PointerType(_stored_type(c_dtype), _GLOBAL))
-                    value = builder.fma(beta_, _to_float(builder, builder.load(source), c_dtype), value)
-                narrow = [builder.trunc(v, ir.IntType(32)) for v in (batch_, r, k)]
-                given = [context.cast(builder, v, have, want) for v, have, want in
-                         zip([value, *narrow, arguments[9]], kinds, inner.args, strict=True)]  # fmt: skip
-                return context.cast(builder, run(builder, given), inner.return_type, types.float32)
-
-            for i in range(rows // 8):
-                r = builder.add(row_, i64(8 * i))
-                inside_row = builder.icmp_signed("<", r, last[0])
-                columns = [builder.add(column_, i64(j)) for j in range(8)]
-                if wide:
-                    with builder.if_then(builder.and_(inside_row, builder.icmp_signed("<", column_, last[1]))):
-                        values = [element(i, j, r, k) for j, k in enumerate(columns)]
-                        _store_words(builder, place(arrays[1], r, column_), 0, pack(builder, values, dtype))
-                    continue
-                for j, k in enumerate(columns):
-                    with builder.if_then(builder.and_(inside_row, builder.icmp_signed("<", k, last[1]))):
-                        value = element(i, j, r, k)
-                        if dtype != "float32":
-                            value = builder.trunc(pack(builder, [value] * (4 // ITEM[dtype]), dtype)[0], stored)
-                        where = place(arrays[1], r, k)
-                        builder.store(value, builder.inttoptr(where, ir.PointerType(stored, _GLOBAL)))
-            return context.get_dummy_value()
-
-        return types.void(function, sums, alpha, beta, batch, row, column, c, d, extra), codegen
-
-    return end
-
-
-@functools.cache
-def make_keep(dtype: str, rows: int) -> Callable:
-    """Return ``keep(function, sums, to, batch, row, column, last_row, last_column, extra)``: an end in shared memory.
-
-    A thread's 8 x (rows // 8) sums, as in `make_end`, become 16-bit elements at ``to + 512 i``. The function is called
-    inside only: beyond the last row with the last one, beyond the last column not at all; such elements are zero, so
-    that a product with them adds nothing.
-    """
-
-    @intrinsic
-    def keep(typingctx, function, sums, to, batch, row, column, last_row, last_column, extra):
-        kinds = (types.float32, types.int32, types.int32, types.int32, extra)
-        inner = function.get_call_type(typingctx, kinds, {})
-
-        def codegen(context, builder, signature, arguments):
-            target = _place(context, builder, signature.args[1], arguments[1])
-            base = context.cast(builder, arguments[2], signature.args[2], types.uint32)
-            batch_, row_, column_, last_row_, last_column_ = (
-                context.cast(builder, v, t, types.int32)
-                for v, t in zip(arguments[3:8], signature.args[3:8], strict=True)
-            )
-            run, zero = context.get_function(function, inner), ir.Constant(ir.FloatType(), 0.0)
-
-            def least(a, b):
-                return builder.select(builder.icmp_signed("<", a, b), a, b)
-
-            for i in range(rows // 8):
-                own_row, results = least(builder.add(row_, i32(8 * i)), last_row_), []
-                for j in range(8):
-                    own_column = builder.add(column_, i32(j))
-                    inside = builder.icmp_signed("<=", own_column, last_column_)
-                    value = builder.load(_slot(builder, target, 8 * i + j))
-                    given = [value, batch_, own_row, least(own_column, last_column_), arguments[8]]
-                    given = [context.cast(builder, v, have, want)
-                             for v, have, want in zip(given, kinds, inner.args, strict=True)]  # fmt: skip
-                    result = context.cast(builder, run(builder, given), inner.return_type, types.float32)
-                    results.append(builder.select(inside, result, zero))
-                words, vector = pack(builder, results, dtype), ir.VectorType(ir.IntType(32), 4)
-                value = ir.Constant(vector, ir.Undefined)
-                for k, word in enumerate(words):
-                    value = builder.insert_element(value, word, i32(k))
-                builder.store(value, _shared_vector(builder, builder.add(base, i32(512 * i)), 4), align=16)
-            return context.get_dummy_value()
-
-        return types.void(function, sums, to, batch, row, column, last_row, last_column, extra), codegen
-
-    return keep

@@ -13,15 +13,11 @@ from llvmlite import ir
 from numba.core import types
 from numba.cuda.extending import intrinsic
 
-from devkernels.matrix.ptx import _float_pointer, i32, i64
+from devkernels.matrix.memory import ITEM, SHARED, i32, load_words, pack, pointer, store_words, unpack, vector_of
+from devkernels.matrix.ptx import _float_pointer
 
 SLAB = 64  # columns that pass through shared memory at a time
 SLAB_BYTES = 16 * SLAB * 4  # of one warp
-_FLOAT_BYTES = 4
-
-
-def _shared(builder, address, kind):
-    return builder.inttoptr(address, ir.PointerType(kind, 3))
 
 
 def _lane_address(builder, context, base, lane):
@@ -44,21 +40,18 @@ def make_put(slab: int) -> Callable:
     @intrinsic
     def put(typingctx, acc, base, lane):
         def codegen(context, builder, signature, arguments):
-            pointer = _float_pointer(context, builder, signature.args[0], arguments[0])
+            floats = _float_pointer(context, builder, signature.args[0], arguments[0])
             base_, lane_ = (context.cast(builder, v, t, types.uint32) for v, t in
                             zip(arguments[1:], signature.args[1:], strict=True))  # fmt: skip
             own = _lane_address(builder, context, base_, lane_)
-            pair_type = ir.VectorType(ir.FloatType(), 2)
             for j in range(8):
                 place = builder.add(base_, builder.xor(own, i32((2 * j + (j >> 2)) * 16)))
                 for half in range(2):
                     first = 4 * (8 * slab + j) + 2 * half
-                    pair = ir.Constant(pair_type, ir.Undefined)
-                    for e in range(2):
-                        value = builder.load(builder.gep(pointer, [i32(first + e)], inbounds=True))
-                        pair = builder.insert_element(pair, value, i32(e))
+                    places = (builder.gep(floats, [i32(first + e)], inbounds=True) for e in range(2))
+                    pair = vector_of(builder, [builder.load(place) for place in places])
                     where = builder.add(place, i32(half * 8 * 256))
-                    builder.store(pair, _shared(builder, where, pair_type), align=8)
+                    builder.store(pair, pointer(builder, where, pair.type, SHARED), align=8)
             return context.get_dummy_value()
 
         return types.void(acc, base, lane), codegen
@@ -73,7 +66,7 @@ def make_get() -> Callable:
     @intrinsic
     def get(typingctx, values, base, lane):
         def codegen(context, builder, signature, arguments):
-            pointer = _float_pointer(context, builder, signature.args[0], arguments[0])
+            floats = _float_pointer(context, builder, signature.args[0], arguments[0])
             base_, lane_ = (context.cast(builder, v, t, types.uint32) for v, t in
                             zip(arguments[1:], signature.args[1:], strict=True))  # fmt: skip
             row, part = builder.lshr(lane_, i32(3)), builder.and_(lane_, i32(7))
@@ -86,9 +79,9 @@ def make_get() -> Callable:
                 for half in range(2):
                     own = builder.xor(group, i32(half)) if half else group
                     where = builder.add(line, builder.shl(own, i32(4)))
-                    found = builder.load(_shared(builder, where, vector), align=16)
+                    found = builder.load(pointer(builder, where, vector, SHARED), align=16)
                     for e in range(4):
-                        place = builder.gep(pointer, [i32(8 * step + 4 * half + e)], inbounds=True)
+                        place = builder.gep(floats, [i32(8 * step + 4 * half + e)], inbounds=True)
                         builder.store(builder.extract_element(found, i32(e)), place)
             return context.get_dummy_value()
 
@@ -98,46 +91,6 @@ def make_get() -> Callable:
 
 
 # -- eight values at a time between float32 registers and memory -------------------------------------------------------
-
-ITEM = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1}
-
-
-def pack(builder, values, dtype):
-    """Words of 32 bits that hold `values` (float32) in `dtype`."""
-    if dtype == "float32":
-        return [builder.bitcast(v, ir.IntType(32)) for v in values]
-    if dtype in ("float16", "bfloat16"):
-        text = "cvt.rn." + ("f16x2" if dtype == "float16" else "bf16x2") + ".f32 $0, $1, $2;"
-        kind = ir.FunctionType(ir.IntType(32), [ir.FloatType(), ir.FloatType()])
-        return [builder.asm(kind, text, "=r,f,f", [values[i + 1], values[i]], side_effect=False)
-                for i in range(0, len(values), 2)]  # fmt: skip
-    kind = ir.FunctionType(ir.IntType(32), [ir.FloatType()])  # int8: rounded to even, clamped
-    words = []
-    for i in range(0, len(values), 4):
-        word = i32(0)
-        for e in range(4):
-            byte = builder.asm(kind, "cvt.rni.sat.s8.f32 $0, $1;", "=r,f", [values[i + e]], side_effect=False)
-            word = builder.or_(word, builder.shl(builder.and_(byte, i32(255)), i32(8 * e)))
-        words.append(word)
-    return words
-
-
-def _unpack(builder, word, dtype):
-    """The float32 values of one word of 32 bits."""
-    if dtype == "float32":
-        return [builder.bitcast(word, ir.FloatType())]
-    if dtype == "float16":
-        halves = [builder.trunc(word, ir.IntType(16)), builder.trunc(builder.lshr(word, i32(16)), ir.IntType(16))]
-        return [builder.fpext(builder.bitcast(h, ir.HalfType()), ir.FloatType()) for h in halves]
-    if dtype == "bfloat16":
-        return [builder.bitcast(builder.shl(word, i32(16)), ir.FloatType()),
-                builder.bitcast(builder.and_(word, i32(0xFFFF0000)), ir.FloatType())]  # fmt: skip
-    return [builder.sitofp(builder.ashr(builder.shl(word, i32(24 - 8 * e)), i32(24)), ir.FloatType()) for e in range(4)]
-
-
-def _chunks(words):
-    """Groups of at most four words, each one access."""
-    return [words[i : i + 4] for i in range(0, len(words), 4)]
 
 
 @functools.cache
@@ -151,17 +104,9 @@ def make_store8(dtype: str) -> Callable:
         offset = first.literal_value
 
         def codegen(context, builder, signature, arguments):
-            pointer = _float_pointer(context, builder, signature.args[0], arguments[0])
-            numbers = [builder.load(builder.gep(pointer, [i32(offset + i)], inbounds=True)) for i in range(8)]
-            done = 0
-            for group in _chunks(pack(builder, numbers, dtype)):
-                vector = ir.VectorType(ir.IntType(32), len(group))
-                value = ir.Constant(vector, ir.Undefined)
-                for i, word in enumerate(group):
-                    value = builder.insert_element(value, word, i32(i))
-                where = builder.add(arguments[2], i64(done))
-                builder.store(value, builder.inttoptr(where, ir.PointerType(vector, 1)), align=4 * len(group))
-                done += 4 * len(group)
+            floats = _float_pointer(context, builder, signature.args[0], arguments[0])
+            numbers = [builder.load(builder.gep(floats, [i32(offset + i)], inbounds=True)) for i in range(8)]
+            store_words(builder, arguments[2], 0, pack(builder, numbers, dtype))
             return context.get_dummy_value()
 
         return types.void(values, first, types.uint64), codegen
@@ -180,19 +125,10 @@ def make_load8(dtype: str) -> Callable:
         offset = first.literal_value
 
         def codegen(context, builder, signature, arguments):
-            pointer = _float_pointer(context, builder, signature.args[0], arguments[0])
-            words = 8 * ITEM[dtype] // 4
-            done, found = 0, []
-            for start in range(0, words, 4):
-                count = min(4, words - start)
-                vector = ir.VectorType(ir.IntType(32), count)
-                where = builder.add(arguments[2], i64(done))
-                value = builder.load(builder.inttoptr(where, ir.PointerType(vector, 1)), align=4 * count)
-                for i in range(count):
-                    found += _unpack(builder, builder.extract_element(value, i32(i)), dtype)
-                done += 4 * count
+            floats = _float_pointer(context, builder, signature.args[0], arguments[0])
+            found = unpack(builder, load_words(builder, arguments[2], 0, 8 * ITEM[dtype] // 4), dtype)
             for i, number in enumerate(found):
-                builder.store(number, builder.gep(pointer, [i32(offset + i)], inbounds=True))
+                builder.store(number, builder.gep(floats, [i32(offset + i)], inbounds=True))
             return context.get_dummy_value()
 
         return types.void(values, first, types.uint64), codegen
@@ -207,8 +143,8 @@ def make_repeat8(count: int) -> Callable:
     @intrinsic
     def repeat(typingctx, values):
         def codegen(context, builder, signature, arguments):
-            pointer = _float_pointer(context, builder, signature.args[0], arguments[0])
-            places = [builder.gep(pointer, [i32(i)], inbounds=True) for i in range(count)]
+            floats = _float_pointer(context, builder, signature.args[0], arguments[0])
+            places = [builder.gep(floats, [i32(i)], inbounds=True) for i in range(count)]
             first = [builder.load(place) for place in places[:8]]
             for i in range(8, count):
                 builder.store(first[i % 8], places[i])
@@ -235,7 +171,7 @@ def make_map_all(count: int, positions: bool) -> Callable:
         inner = function.get_call_type(typingctx, kinds, {})
 
         def codegen(context, builder, signature, arguments):
-            pointer = _float_pointer(context, builder, signature.args[1], arguments[1])
+            floats = _float_pointer(context, builder, signature.args[1], arguments[1])
             row_, column_, last_row_, last_column_ = (
                 context.cast(builder, v, t, types.int32)
                 for v, t in zip(arguments[2:6], signature.args[2:6], strict=True)
@@ -250,7 +186,7 @@ def make_map_all(count: int, positions: bool) -> Callable:
                 own_row = within(builder.add(row_, i32(4 * k)), last_row_)
                 for e in range(8):
                     own_column = within(builder.add(column_, i32(e)), last_column_)
-                    place = builder.gep(pointer, [i32(8 * k + e)], inbounds=True)
+                    place = builder.gep(floats, [i32(8 * k + e)], inbounds=True)
                     given = [builder.load(place), own_row, own_column, *parts][: len(kinds)]
                     given = [context.cast(builder, v, have, want)
                              for v, have, want in zip(given, kinds, inner.args, strict=True)]  # fmt: skip

@@ -1,29 +1,22 @@
 """Kernels of products compiled without a GPU: what they are made of, and that nothing spills in the main loop."""
 
-import re
-
 import pytest
 
 import devkernels
 from devkernels.compiler import elf
 from devkernels.compiler.image import Parameter
 from devkernels.kernels import gemm_chain, gemm_kernels
-from devkernels.matrix import chain, small, tensor, warpgroup
+from devkernels.matrix import chain, small, staged, tensor, warpgroup
 from tests.sass import Sass
 
 
 def built(target="sm_90", **options):
     """Images of all kernels of a plan, by name."""
     sources = devkernels.make_gemm(**options).image_sources()
-    return {name: devkernels.compile(kernel, signature, target) for name, (kernel, signature, _) in sources.items()}
-
-
-def spills_near_products(sass):
-    """Accesses to local memory between the first and the last warpgroup product."""
-    lines = sass.text.splitlines()
-    products = [i for i, line in enumerate(lines) if "HGMMA" in line]
-    inside = lines[products[0] : products[-1]]
-    return sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in inside)
+    return {
+        name: devkernels.compile(kernel, signature, target, notes=notes)
+        for name, (kernel, signature, notes) in sources.items()
+    }
 
 
 @pytest.mark.parametrize("epilogue", [None, ("bias", "silu", "residual")])
@@ -35,7 +28,7 @@ def test_warpgroup_products(epilogue):
         assert str(image.target) == "sm_90a"
         assert sass.count("HGMMA") > 0
         assert sass.count("UTMALDG") >= 2
-        assert spills_near_products(sass) == 0
+        assert sass.between("HGMMA", r"\b(LDL|STL)\b") == 0
         assert sass.count("STG.E.128") == 16  # 128 x 128 halves by 256 threads, eight at a time
         assert sass.count("STG") == 16
         if epilogue is None:
@@ -47,12 +40,37 @@ def test_warpgroup_products(epilogue):
         assert image.registers * warpgroup.THREADS <= 65536
 
 
-def test_other_dtypes_and_architectures_take_the_portable_loop():
-    (image,) = built(dtype="float32", epilogue="bias").values()
+def test_integers_take_the_portable_loop():
+    (image,) = built(dtype="int8", epilogue="bias").values()
     sass = Sass(image)
+    assert image.notes["route"].startswith("portable: tensor cores are used for float16 and bfloat16, not for int8")
     assert sass.count("HGMMA") == 0
     assert sass.spills == 0
-    assert sass.count("FFMA") >= 16
+    assert sass.count("IMAD") >= 16
+
+
+@pytest.mark.parametrize(
+    ("dtype", "target", "operation", "least"),
+    [("float32", "sm_90", "FFMA", 1024), ("complex64", "sm_90", "FFMA", 1024), ("float64", "sm_90", "DMMA.16x8x8", 16),
+     ("complex128", "sm_90", "DMMA.16x8x4", 32), ("float64", "sm_80", "DMMA", 64)],
+)  # fmt: skip
+def test_slices_copied_ahead(dtype, target, operation, least):
+    """Asynchronous copies and reads of 16 bytes, one barrier for a slice, nothing spilled between the products."""
+    plan = devkernels.make_gemm(dtype)
+    tall = target == "sm_90"
+    for along in (True, False):
+        tiling = staged.StagedTiling(dtype, staged.Operand(True), staged.Operand(along), dtype, d_wide=True, tall=tall)
+        matrices = (Parameter(n, "array", dtype, 3, "A") for n in "abcd")
+        scalars = (Parameter(n, "scalar", dtype) for n in ("alpha", "beta"))
+        signature = (*matrices, *scalars, Parameter("extra", "tuple", items=()))
+        image = devkernels.compile(gemm_kernels.staged_kernel(plan.spec, tiling, ()), signature, target)
+        sass = Sass(image)
+        assert sass.count(operation) >= least
+        assert sass.count("LDGSTS.E.BYPASS.128") == sass.count("LDGSTS") > 0
+        assert sass.count("LDS.128") >= 8
+        assert sass.between(operation, r"\b(LDL|STL)\b") == 0
+        assert image.registers * staged.THREADS * tiling.launch_bounds[1] <= 65536
+        assert tiling.shared_bytes * tiling.launch_bounds[1] <= 228 * 1024 - 2048
 
 
 def test_small_products_stay_in_registers():

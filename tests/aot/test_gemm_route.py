@@ -17,10 +17,10 @@ def aligned(shape, dtype="f2", order="C"):
     return raw[start : start + count * np.dtype(dtype).itemsize].view(dtype).reshape(shape, order=order)
 
 
-def route(a, b, d, target="sm_90", has_c=False, **options):
+def route(a, b, d, target="sm_90", c_dtype=None, **options):
     plan = devkernels.make_gemm(options.pop("dtype", "float16"), **options)
     matrices = (as_matrix(arrays.describe(x, n)) for x, n in ((a, "a"), (b, "b"), (d, "d")))
-    return str(by_shape(plan.spec, Target.parse(target), *matrices, has_c))
+    return str(by_shape(plan.spec, Target.parse(target), *matrices, c_dtype))
 
 
 A, B, D = aligned((128, 64)), aligned((64, 136)), aligned((128, 136))
@@ -49,7 +49,15 @@ def test_by_shape(arguments, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(dtype="float32"), "portable: tensor cores are used for float16 and bfloat16, not for float32 by float32"),
+        (dict(dtype="int8"), "portable: tensor cores are used for float16 and bfloat16, not for int8 by int8"),
+        (dict(dtype="float32"), "staged: float32 on sm_90: slices are copied ahead into shared memory; fused multiply"),
+        (dict(dtype="complex128"), "staged: complex128 on sm_90: slices are copied ahead into shared memory; tensor"),
+        (
+            dict(dtype="float32", accumulate="float64"),
+            "products of float32 are added up in float32 elsewhere, not in f",
+        ),
+        (dict(dtype="float64", out_dtype="float32"), "sums in float64 are stored as float64 elsewhere, not as float32"),
+        (dict(dtype="float32", prologue_b=lambda x, row, column: x), "as they are, past any prologue"),
         (dict(dtype=("float16", "float32")), "not for float16 by float32"),
         (dict(accumulate="float64"), "add up in float32, not float64"),
         (dict(out_dtype="float64"), "not float64"),
@@ -65,7 +73,7 @@ def test_by_kind(options, words):
 @pytest.mark.parametrize(
     ("target", "words"),
     [("sm_75", "portable"), ("sm_80", "tensor: warpgroup products exist on sm_90 only, and this is sm_80"),
-     ("sm_100", "tensor"), ("sm_90a", "warpgroup")],
+     ("sm_100", "tensor: warpgroup products exist on sm_90 only, and this is sm_100"), ("sm_90a", "warpgroup")],
 )  # fmt: skip
 def test_by_architecture(target, words):
     assert words in route(A, B, D, target)
@@ -75,12 +83,14 @@ def test_small_products():
     a, b, d = (aligned((20, 16, 16)) for _ in range(3))
     assert route(a, b, d).startswith("small: 20 products of 16 x 16 x 16: a warp each")
     assert route(a[:15], b[:15], d[:15]).startswith("warpgroup")
-    assert not route(a, b, d, has_c=True).startswith("small")
+    assert not route(a, b, d, c_dtype="float16").startswith("small")
     assert not route(a.swapaxes(1, 2), b, d).startswith("small")
     singles = [aligned((20, 12, 12), "f4") for _ in range(3)]
     assert "a thread for each row" in route(*singles, dtype="float32")
     large = [aligned((20, 65, 65), "f4") for _ in range(3)]
-    assert route(*large, dtype="float32").startswith("portable")
+    assert route(*large, dtype="float32").startswith("staged")
+    doubles = [aligned((20, 65, 65), "f8") for _ in range(3)]
+    assert route(*doubles, dtype="float64", c_dtype="bfloat16") == "portable: c of bfloat16 beside sums in float64"
 
 
 def test_describe_needs_no_gpu():

@@ -66,13 +66,19 @@ def test_tensor_cores_at_any_alignment(orders, rng):
         assert bool(cupy.isnan(out[:, n]).all()), (m, n, k)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128", "int8"])
-def test_portable_edges(dtype, rng):
+@pytest.mark.parametrize(
+    ("dtype", "wide"),
+    [("int8", "i4"), ("uint8", "i4"), ("int16", "i8"), ("int32", "i8"), (("float16", "float32"), "f4"),
+     (("float32", "complex64"), "c8")],
+)  # fmt: skip
+def test_portable_edges(dtype, wide, rng):
     product = devkernels.make_gemm(dtype)
-    wide = {"int8": "i4"}.get(dtype, dtype)
+    assert "\nportable:" in product.describe()
+    kinds = dtype if isinstance(dtype, tuple) else (dtype, dtype)
     for m, n, k in [*(tuple(map(int, rng.choice(LENGTHS, 3))) for _ in range(15)), (1, 1, 1), (131, 67, 257)]:
-        a, b = (cupy.asarray(integers(rng, s, dtype)) for s in ((m, k), (k, n)))
-        assert bool(cupy.array_equal(product(a, b), a.astype(wide) @ b.astype(wide))), (m, n, k)
+        a, b = (cupy.asarray(integers(rng, s, d)) for s, d in zip(((m, k), (k, n)), kinds, strict=True))
+        got = product(a, b)
+        assert bool(cupy.array_equal(got, (a.astype(wide) @ b.astype(wide)).astype(got.dtype))), (m, n, k)
 
 
 @pytest.mark.parametrize("orders", list(itertools.product("CF", repeat=3)))

@@ -1,0 +1,74 @@
+"""Kernels of a product for ``devkernels build``: what is compiled ahead of time, for which target.
+
+In: a `GemmSpec`; the target that is compiled for. Out: kernels with their signatures and notes, by file name.
+"""
+
+from __future__ import annotations
+
+from devkernels import target
+from devkernels.compiler.image import Parameter
+from devkernels.kernels.gemm_kernels import portable_kernel, staged_kernel, tensor_kernel
+from devkernels.kernels.gemm_route import PORTABLE, STAGED, TENSOR_DTYPES, WARPGROUP, GemmSpec, by_kind
+from devkernels.kernels.gemm_warpgroup import warpgroup_kernel
+from devkernels.matrix import finish, portable, staged, tensor, warpgroup
+from devkernels.matrix.steps import operands_of, takes_all
+
+
+def _array(name: str, dtype: str, axes: int, layout: str = "A") -> Parameter:
+    return Parameter(name, "array", dtype, axes, layout)
+
+
+def image_sources(spec: GemmSpec) -> dict[str, tuple]:
+    """Kernels by file name: the main loop of `by_kind`, for b in row and in column order where the loop differs.
+
+    For aligned matrices in C order (or b in column order) without c; operands of ready steps have the dtype of a.
+    Functions that take `extra` are not built ahead, since what they take is not known. The notes of an image say which
+    main loop it is, and why.
+    """
+    if takes_all(spec.steps):
+        return {}
+    operands = operands_of(spec.steps)
+    extra = tuple(
+        _array(f"extra[{i}]", spec.a_dtype, 2 if step.axes == "matrix" else 1, "C") for i, step in enumerate(operands)
+    )
+    rest = (
+        *(Parameter(n, "scalar", spec.accumulate) for n in ("alpha", "beta")),
+        Parameter("extra", "tuple", items=extra),
+    )
+    route = by_kind(spec, target.current_target())
+    name = f"gemm_{spec.a_dtype}_{spec.b_dtype}_{spec.out_dtype}"
+    matrices = tuple(_array(n, d, 3) for n, d in (("a", spec.a_dtype), ("b", spec.b_dtype), ("c", spec.out_dtype),
+                                                  ("d", spec.out_dtype)))  # fmt: skip
+    batched, sources = (False,) * len(operands), {}
+    if route.path == PORTABLE:
+        tiling = portable.PortableTiling(spec.accumulate, True, True, False)
+        matrices = tuple(Parameter(p.name, "array", p.dtype, 3, "C") for p in matrices)
+        kernel = portable_kernel(spec, tiling, None, batched)
+        return {name: (kernel, (*matrices, *rest), {"block": tiling.threads, "tile": tiling.tile, "route": str(route)})}
+    for rows in (True, False):
+        notes = {"route": str(route)}
+        if route.path == WARPGROUP:
+            ends = tuple(finish.Operand(spec.a_dtype, True) for _ in operands)
+            end = finish.Finish(finish.Operand(spec.out_dtype, True, True), None, ends, True)
+            words = Parameter("maps", "tuple", items=(Parameter("", "scalar", "int64"),) * warpgroup.MAP_WORDS)
+            lengths = tuple(Parameter(n, "scalar", "int64") for n in ("rows", "columns", "steps", "batches"))
+            tiling = warpgroup.Tiling(kind=TENSOR_DTYPES[spec.a_dtype], b_turned=rows)
+            kernel = warpgroup_kernel(spec, tiling, end)
+            dense = tuple(_array(n, spec.out_dtype, 3, "C") for n in ("c", "d"))
+            signature = (words, *lengths, *rest[:2], *dense, rest[2])
+            notes |= {"block": warpgroup.THREADS, "shared": tiling.shared_bytes}
+        elif route.path == STAGED:
+            tiling = staged.StagedTiling(
+                spec.a_dtype, staged.Operand(True), staged.Operand(not rows), spec.out_dtype, d_wide=True,
+                tall=target.current_target().major >= 9,
+            )  # fmt: skip
+            kernel, signature = staged_kernel(spec, tiling, batched), (*matrices, *rest)
+            notes |= {"block": staged.THREADS, "shared": tiling.shared_bytes, "tile": list(tiling.tile)}
+        else:
+            tiling = tensor.TensorTiling(
+                TENSOR_DTYPES[spec.a_dtype], spec.out_dtype, True, rows, True, rows, False, True
+            )
+            kernel, signature = tensor_kernel(spec, tiling, batched), (*matrices, *rest)
+            notes |= {"block": tensor.THREADS, "tile": [tensor.TILE, tensor.TILE]}
+        sources[f"{name}_b_{'rows' if rows else 'columns'}"] = kernel, signature, notes
+    return sources

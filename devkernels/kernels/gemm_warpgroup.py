@@ -1,0 +1,98 @@
+"""The warpgroup kernel of a product and its launches: tensor maps, and what the end of a tile depends on.
+
+In: a `GemmSpec` and what is known of checked arrays. Out: ``run(a, b, c, alpha, beta, extra, d)`` for a and b where
+they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from devkernels.compiler import elf
+from devkernels.compiler.kernel import Options
+from devkernels.errors import CompileError
+from devkernels.kernels import arrays
+from devkernels.kernels.gemm_route import STORED_BYTES, TENSOR_DTYPES, GemmSpec, Matrix, as_matrix
+from devkernels.kernels.gemm_views import batched_view, numbers, wide
+from devkernels.launch import driver
+from devkernels.launch.jit import Kernel
+from devkernels.matrix import finish, warpgroup
+from devkernels.matrix.steps import operands_of, takes_all
+
+
+def prepare(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any) -> Callable:
+    """Configure the kernel for checked arrays; see `gemm_kernels.prepare`."""
+    tiling = warpgroup.Tiling(
+        kind=TENSOR_DTYPES[spec.a_dtype], a_turned=not a.along_rows, b_turned=bool(b.along_rows),
+        a_batched=a.batch > 1, b_batched=b.batch > 1,
+    )  # fmt: skip
+    end = finish_for(spec, d, None if c is None else as_matrix(arrays.describe(c, "c")), extra)
+    kernel = warpgroup_kernel(spec, tiling, end)
+    rows, columns, batch, steps = d.rows, d.columns, d.batch, -(-a.columns // warpgroup.DEPTH)
+    tiles = -(-rows // warpgroup.ROWS) * -(-columns // warpgroup.COLUMNS) * batch
+    grid = min(driver.multiprocessors(driver.current_device()), tiles)
+    launch = kernel[grid, warpgroup.THREADS, stream, tiling.shared_bytes]
+    maps = (0,) * warpgroup.PAD_WORDS + _map(a, tiling.a_turned) + _map(b, tiling.b_turned)
+    checked = False
+
+    def run(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> None:
+        nonlocal checked
+        d = batched_view(d, batch)
+        c = d if c is None else batched_view(c, batch)
+        values = (maps, rows, columns, steps, batch, alpha, beta, c, d, numbers(spec, extra))
+        if not checked:
+            _check_parameters(kernel.launcher(values).image)
+            checked = True
+        launch(*values)
+
+    return run
+
+
+def _check_parameters(image: Any) -> None:
+    """The tensor maps must lie on multiples of 64 bytes; where parameters begin is up to the assembler."""
+    (found,) = (kernel for kernel in elf.kernels(image.cubin) if kernel.symbol == image.symbol)
+    if (found.parameter_base + 8 * warpgroup.PAD_WORDS) % 64:
+        raise CompileError(
+            f"Parameters of {image} begin at {found.parameter_base:#x}; tensor maps would not lie on multiples of 64 "
+            f"bytes. This toolkit lays them out in another way than all before it.",
+            spec=image,
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def warpgroup_kernel(spec: GemmSpec, tiling: warpgroup.Tiling, end: finish.Finish) -> Kernel:
+    """The kernel on tensor maps; see `warpgroup.make_kernel`."""
+    ahead, last = finish.make_prepare(end, spec.steps), finish.make_finish(end, spec.steps)
+    function = warpgroup.make_kernel(tiling, ahead, last)
+    return Kernel(function, Options(launch_bounds=warpgroup.THREADS, arch_specific=True))
+
+
+def _map(x: Matrix, turned: bool) -> tuple[int, ...]:
+    """Words of a tensor map, as signed numbers. `turned`: the axis that is not the inner dimension is contiguous."""
+    from devkernels.matrix.tensor_map import encode
+
+    inner, outer = (x.columns, x.rows) if x.along_rows else (x.rows, x.columns)
+    apart = x.strides[0] if x.batch > 1 else x.pitch * outer
+    return encode(
+        x.pointer, x.dtype, x.itemsize, (inner, outer, x.batch), (x.pitch, apart),
+        (64, warpgroup.DEPTH if turned else warpgroup.ROWS, 1),
+    )  # fmt: skip
+
+
+def finish_for(spec: GemmSpec, d: Matrix, c: Matrix | None, extra: tuple) -> finish.Finish:
+    """What the end of a tile depends on."""
+    by_eights = d.columns % 8 == 0
+    operands = []
+    for step in () if takes_all(spec.steps) else operands_of(spec.steps):
+        seen = arrays.describe(extra[step.operand], f"extra[{step.operand}]")
+        if step.axes == "matrix":
+            x = as_matrix(seen)
+            operands.append(finish.Operand(seen.dtype, wide(x, by_eights), len(seen.shape) == 3))
+        else:
+            dense = seen.dtype in STORED_BYTES and (seen.shape[0] == 1 or seen.strides[0] == seen.itemsize)
+            aligned = seen.pointer % min(16, 8 * seen.itemsize) == 0
+            operands.append(finish.Operand(seen.dtype, by_eights and dense and aligned))
+    side = None if c is None else finish.Operand(c.dtype, wide(c, by_eights), True)
+    return finish.Finish(finish.Operand(d.dtype, wide(d, by_eights), True), side, tuple(operands), by_eights)

@@ -1,0 +1,239 @@
+"""The main loop for float32, float64 and complex numbers: slices of a and b are copied ahead into shared memory.
+
+In: a `StagedTiling` and the epilogue's device function. Out: a kernel as a Python function, for sm_80 and newer. Fused
+operations in registers multiply float32 and complex64, the tensor cores in double precision float64 and complex128.
+Both operands lie in shared memory as in global memory, so that any order and stride is copied without being turned: 16
+bytes at a time where addresses allow it, else element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from devkernels.lazy import cuda
+from devkernels.matrix.memory_sizes import ITEM_BYTES, WIDEST
+
+DTYPES = ("float32", "float64", "complex64", "complex128")
+LINE = 64  # bytes of the inner dimension in a slice
+THREADS = 256
+_SIDE = 16  # threads along each side of a block's tile, for fused operations
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How a or b lies.
+
+    `along`: its inner dimension is contiguous, or nearly; `unit`: an axis is contiguous indeed; `wide`: 16 bytes at a
+    time.
+    """
+
+    along: bool
+    unit: bool = True
+    wide: bool = True
+
+
+@dataclass(frozen=True)
+class StagedTiling:
+    """How the work is cut, and how the operands lie."""
+
+    dtype: str
+    a: Operand
+    b: Operand
+    out_dtype: str
+    has_c: bool = False
+    d_wide: bool = False
+    small: bool = False  # tiles with half the rows and columns, for results with few of them
+    stages: int = 3
+    tall: bool = False  # products of 16 rows in double precision, which sm_90 has
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element of a and b."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def each(self) -> int:
+        """Elements of one access."""
+        return WIDEST // self.item
+
+    @property
+    def depth(self) -> int:
+        """Elements of the inner dimension in a slice."""
+        return LINE // self.item
+
+    @property
+    def on_tensor_cores(self) -> bool:
+        """Whether the tensor cores multiply."""
+        return self.dtype in ("float64", "complex128")
+
+    @property
+    def warp_tile(self) -> tuple[int, int]:
+        """Rows and columns of a warp's sums, where the tensor cores multiply; a block has 2 x 4 warps."""
+        large = {"float64": (64, 32), "complex128": (32, 32)}[self.dtype]
+        return (large[0] // 2, large[1] // 2) if self.small else large
+
+    @property
+    def shares(self) -> tuple[int, int]:
+        """Rows and columns of a thread's sums, for fused operations."""
+        large = {"float32": (8, 8), "complex64": (4, 8)}[self.dtype]
+        return (4, 4) if self.small else large
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a block's tile."""
+        if self.on_tensor_cores:
+            return 2 * self.warp_tile[0], 4 * self.warp_tile[1]
+        return _SIDE * self.shares[0], _SIDE * self.shares[1]
+
+    def pitch(self, which: int) -> int:
+        """Bytes between lines of a (0) or b (1) in shared memory, such that reads meet no bank twice."""
+        if (self.a, self.b)[which].along:
+            return LINE if self.on_tensor_cores else LINE + WIDEST
+        dense = self.tile[which] * self.item
+        if not self.on_tensor_cores:
+            return dense
+        return dense + (WIDEST if self.each == 2 else 2 * WIDEST)
+
+    def lines(self, which: int) -> tuple[int, int]:
+        """Lines of a slice of a (0) or b (1), and elements of a line."""
+        shape = self.tile[which], self.depth
+        return shape if (self.a, self.b)[which].along else shape[::-1]
+
+    def matrix_bytes(self, which: int) -> int:
+        """Bytes of a slice of a (0) or b (1)."""
+        return self.pitch(which) * self.lines(which)[0]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return self.stages * (self.matrix_bytes(0) + self.matrix_bytes(1))
+
+    def places(self, which: int) -> tuple[int, ...]:
+        """Rows of a (0) or columns of b (1) that a thread reads, from its first one."""
+        along = (self.a, self.b)[which].along
+        if self.on_tensor_cores:
+            blocks = self.warp_tile[which] // 8
+            if along or self.each == 1:
+                return tuple(8 * i for i in range(blocks))
+            return tuple(16 * (i // 2) + i % 2 for i in range(blocks))
+        share, each = self.shares[which], self.each
+        if along:
+            return tuple(_SIDE * i for i in range(share))
+        return tuple(_SIDE * each * (i // each) + i % each for i in range(share))
+
+    @property
+    def run(self) -> int:
+        """Columns of the result that a thread holds side by side."""
+        if self.on_tensor_cores:
+            return 2 if self.b.along or self.each == 1 else 4
+        return 1 if self.b.along else self.each
+
+    @property
+    def launch_bounds(self) -> tuple[int, int]:
+        """Threads of a block, and blocks on a multiprocessor that registers are kept free for."""
+        return THREADS, 1 if self.on_tensor_cores else 2
+
+    def result_columns(self) -> tuple[int, ...]:
+        """Columns of the result that a thread holds, from its first one."""
+        if not self.on_tensor_cores:
+            return self.places(1)
+        step = 1 if self.b.along or self.each == 1 else 2  # two blocks of b interleave
+        return tuple(first + step * e for first in self.places(1) for e in range(2))
+
+
+def make_kernel(t: StagedTiling, epilogue: Callable) -> Callable:
+    """Return ``gemm(a, b, c, d, alpha, beta, extra)`` on arrays with three axes: batch, rows, columns.
+
+    The grid has tiles of columns, batch after batch, along x and tiles of rows along y.
+    """
+    from devkernels.matrix import ends, ptx, staged_calls, tensor_calls
+
+    copies = []
+    for which, operand in enumerate((t.a, t.b)):
+        lines, length = t.lines(which)
+        piece = WIDEST if operand.wide else t.item
+        copies.append(staged_calls.make_copy(lines, length, t.pitch(which), t.item, piece, THREADS, operand.along))
+    copy_a, copy_b = copies
+    slices = t.dtype, t.a.along, t.b.along, t.pitch(0), t.pitch(1), t.places(0), t.places(1), t.depth
+    if t.on_tensor_cores:
+        multiply = staged_calls.make_double_multiply(*slices, t.tall)
+    else:
+        multiply = staged_calls.make_multiply(*slices)
+    columns = t.result_columns()
+    end = ends.make_end(t.out_dtype, t.places(0), columns, t.has_c, t.d_wide)
+    double = t.on_tensor_cores
+    number = np.dtype("f8" if double else "f4")
+    count = len(t.places(0)) * len(columns) * (2 if t.dtype.startswith("complex") else 1)
+    clear = tensor_calls.make_clear(count)
+    commit, wait = staged_calls.commit_copies, staged_calls.make_wait(t.stages - 2)
+    address, shared_address, u32, u64 = ptx.address, ptx.shared_address, np.uint32, np.uint64
+    (tile_rows, tile_columns), depth, stages = t.tile, t.depth, t.stages
+    a_bytes, stage_bytes, ahead = t.matrix_bytes(0), t.matrix_bytes(0) + t.matrix_bytes(1), t.stages - 1
+    item, a_unit, b_unit, a_along, b_along = t.item, t.a.unit, t.b.unit, t.a.along, t.b.along
+    a_pitch, b_pitch, each = t.pitch(0), t.pitch(1), t.each
+    warp_rows, warp_columns = t.warp_tile if double else (0, 0)
+
+    def first_of(along, pitch, place, k):
+        """Bytes to a thread's first element: of line or element `place`, from element k of the inner dimension on."""
+        return place * pitch + k * item if along else k * pitch + place * item
+
+    first_of = cuda.jit(device=True, forceinline=True)(first_of)
+
+    def gemm(a, b, c, d, alpha, beta, extra):
+        memory = cuda.shared.array(0, np.complex128)  # 16 bytes each, and aligned so
+        base = shared_address(memory)
+        sums = cuda.local.array(count, number)
+        clear(sums)
+        across = (np.int32(d.shape[2]) + tile_columns - 1) // tile_columns
+        batch = np.int32(cuda.blockIdx.x) // across
+        row0, column0 = (
+            np.int32(cuda.blockIdx.y) * tile_rows,
+            (np.int32(cuda.blockIdx.x) - batch * across) * tile_columns,
+        )
+        thread = np.int32(cuda.threadIdx.x)
+        lane, warp = thread & 31, thread >> 5
+        if double:
+            g, q = lane >> 2, lane & 3
+            row, column = (warp & 1) * warp_rows, (warp >> 1) * warp_columns
+            from_row, from_column = row + (g if a_along else each * g), column + (g if b_along else each * g)
+            from_k = each * q
+            row = from_row
+            column += (2 if b_along else 2 * each) * q
+        else:
+            down, right = (lane >> 3) + ((warp >> 1) << 2), (lane & 7) + ((warp & 1) << 3)
+            from_row, from_column = down if a_along else each * down, right if b_along else each * right
+            from_k, row, column = 0, from_row, from_column
+        a_first = base + u32(first_of(a_along, a_pitch, from_row, from_k))
+        b_first = base + u32(a_bytes + first_of(b_along, b_pitch, from_column, from_k))
+        a_base = address(a) + u64(batch * a.strides[0])
+        b_base = address(b) + u64(batch * b.strides[0])
+        a_line, a_step = (a.strides[1], a.strides[2]) if a_along else (a.strides[2], a.strides[1])
+        b_line, b_step = (b.strides[2], b.strides[1]) if b_along else (b.strides[1], b.strides[2])
+        a_step, b_step = item if a_unit else a_step, item if b_unit else b_step
+        inner = np.int32(a.shape[2])
+        last_row, last_column = np.int32(a.shape[1]) - 1, np.int32(b.shape[2]) - 1
+        for stage in range(ahead):
+            if stage * depth < inner:
+                to = base + u32(stage * stage_bytes)
+                copy_a(to, a_base, a_line, a_step, row0, last_row, stage * depth, inner, thread)
+                copy_b(to + u32(a_bytes), b_base, b_line, b_step, column0, last_column, stage * depth, inner, thread)
+            commit()
+        here, there = np.int32(0), np.int32(ahead)
+        for k0 in range(0, inner, depth):
+            wait()
+            cuda.syncthreads()
+            k1 = np.int32(k0) + ahead * depth
+            if k1 < inner:
+                to = base + u32(there * stage_bytes)
+                copy_a(to, a_base, a_line, a_step, row0, last_row, k1, inner, thread)
+                copy_b(to + u32(a_bytes), b_base, b_line, b_step, column0, last_column, k1, inner, thread)
+            commit()
+            multiply(sums, a_first + u32(here * stage_bytes), b_first + u32(here * stage_bytes))
+            here = here + 1 if here < stages - 1 else np.int32(0)
+            there = there + 1 if there < stages - 1 else np.int32(0)
+        end(epilogue, sums, alpha, beta, batch, row0 + row, column0 + column, c, d, extra)
+
+    return gemm
