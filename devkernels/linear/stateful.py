@@ -12,13 +12,10 @@ from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
 from devkernels.linear import elementwise, lean, tuned
 from devkernels.linear.arrays import CPU, arrays_of, package
 from devkernels.linear.epilog import Epilog
+from devkernels.linear.inputs import UNCHANGED, Inputs
 from devkernels.linear.masks import Lifetime, Mask
 from devkernels.linear.matmul import Prepared, prepare
-from devkernels.linear.operands import Operands, analyse, default_compute_type, device_scale
 from devkernels.linear.spec import MatmulSpec
-
-_EPILOG_INPUTS = ("bias", "relu_aux", "gelu_aux")
-_UNCHANGED = object()
 
 
 class FusedMatmul:
@@ -57,45 +54,25 @@ class FusedMatmul:
         self._lifetime = Lifetime()
         self._prepared: Prepared | None = None
         self._lean: lean.LeanCall | None = None
-        self._alpha, self._beta = alpha, beta
         self._allow_unfused = allow_unfused
         self._spec_only: MatmulSpec | None = None
-        self._a = self._b = self._c = None
-        self._out_dtype = out_dtype
-        self._scales = (scale_a, scale_b, scale_out)
-        self._compute_type = self._option(options, compute_type)
-        self._inputs: dict[str, object] = {}
         if isinstance(a, MatmulSpec):
             if b is not None or c is not None:
                 raise ArgumentTypeError("FusedMatmul takes a spec or arrays, not both; pass arrays to reset_operands.")
             self._spec_only = a
-            self._epilog = a.epilog if epilog is None else Epilog.parse(epilog)
+            epilog = a.epilog if epilog is None else epilog
             chosen = device_package or "numpy"
-            self._arrays, self._device = package(chosen), CPU if chosen == "numpy" else device
+            where = package(chosen), CPU if chosen == "numpy" else device
+            a = None
         else:
             if b is None:
                 raise ArgumentTypeError("FusedMatmul needs `a` and `b`, or a MatmulSpec.")
-            self._arrays = arrays_of(a, "a")
-            self._a, self._b, self._c = a, b, c
-            self._epilog = Epilog.parse(epilog)
-            self._device = self._arrays.describe(a).device
-        self._take_inputs(epilog_inputs, bias)
-
-    @staticmethod
-    def _option(options: Mapping | None, compute_type):
-        unknown = set(options or ()) - {"compute_type"}
-        if unknown:
-            raise ArgumentError(f"options has {sorted(unknown)}; known is 'compute_type'.")
-        return (options or {}).get("compute_type") if compute_type is None else compute_type
-
-    def _take_inputs(self, epilog_inputs: Mapping | None, bias=None) -> None:
-        given = dict(epilog_inputs or {})
-        if bias is not None:
-            given["bias"] = bias
-        unknown = set(given) - set(_EPILOG_INPUTS)
-        if unknown:
-            raise ArgumentError(f"epilog_inputs has {sorted(unknown)}; known are {', '.join(_EPILOG_INPUTS)}.")
-        self._inputs.update(given)
+            arrays = arrays_of(a, "a")
+            where = arrays, arrays.describe(a).device
+        self._inputs = Inputs(*where, a, b, c, alpha=alpha, beta=beta, epilog=Epilog.parse(epilog), out_dtype=out_dtype,
+                              scales=(scale_a, scale_b, scale_out))  # fmt: skip
+        self._inputs.take_options(options, compute_type)
+        self._inputs.take(epilog_inputs, bias)
 
     # ------------------------------------------------------------ planning
 
@@ -108,21 +85,16 @@ class FusedMatmul:
             The device has no fused kernel for this epilog, dtype and layout (and `allow_unfused` is not set).
         """
         self._alive()
+        inputs = self._inputs
         if epilog is not None:
-            self._epilog = Epilog.parse(epilog)
-        self._take_inputs(epilog_inputs)
-        self._compute_type = self._option(options, None) or self._compute_type
-        if self._a is None:
-            spec = self._spec_only
-            if spec.epilog is not self._epilog:
-                raise SpecError(f"the spec says epilog {spec.epilog.name}, plan() says {self._epilog.name}.", spec=spec)
-            operands = Operands(spec, self._arrays, self._device, 256)
-            has_c = spec.c is not None
-        else:
-            operands = self._analyse()
-            has_c = self._c is not None
-        self._check_aux(operands.spec)
-        prepared = prepare(operands, self._alpha, self._beta, has_c)
+            inputs.epilog = Epilog.parse(epilog)
+        inputs.take(epilog_inputs)
+        inputs.take_options(options)
+        spec = self._spec_only
+        operands = inputs.without_arrays(spec) if inputs.a is None else inputs.operands(spec)
+        has_c = inputs.has_c if inputs.a is not None else spec.c is not None
+        inputs.raw_mask(operands.spec)
+        prepared = prepare(operands, inputs.alpha, inputs.beta, has_c)
         plan = prepared.plan
         if not plan.fused and not self._allow_unfused:
             raise SpecError(f"{plan.refusal} allow_unfused=True computes it in steps.", spec=operands.spec)
@@ -130,42 +102,12 @@ class FusedMatmul:
         self._bind()
         return self
 
-    def _analyse(self) -> Operands:
-        bias = self._inputs.get("bias") if self._epilog.has_bias else None
-        for name in self._inputs:
-            if name != self._epilog.aux_input and not (name == "bias" and self._epilog.has_bias):
-                raise ArgumentError(f"epilog {self._epilog.name} takes no {name}; remove it from epilog_inputs.")
-        compute = self._compute_type
-        if compute is None:
-            compute = default_compute_type(self._arrays, self._arrays.describe(self._a).dtype)
-        operands = analyse(self._a, self._b, c=self._c, bias=bias, epilog=self._epilog, compute_type=compute,
-                           out_dtype=self._out_dtype, scaled=tuple(s is not None for s in self._scales))  # fmt: skip
-        if self._spec_only is not None and operands.spec != self._spec_only:
-            raise ArgumentError(f"the operands are {operands.spec}, but the plan is for {self._spec_only}.")
-        return operands
-
-    def _check_aux(self, spec: MatmulSpec):
-        """Raw buffer of the mask that the epilog reads."""
-        name = self._epilog.aux_input
-        if name is None or self._a is None:
-            return None
-        mask = self._inputs.get(name)
-        if not isinstance(mask, Mask):
-            raise ArgumentTypeError(
-                f"epilog {self._epilog.name} needs epilog_inputs={{'{name}': ...}}, the mask of the forward product "
-                f"(got {type(mask).__name__})."
-            )
-        return mask.data_for(name, spec.out_shape, spec.out_dtype, self._device, self._arrays)
-
     def _bind(self) -> None:
         """Note the pointers of the operands, so that a call need not ask for them."""
-        prepared = self._prepared
+        prepared, inputs = self._prepared, self._inputs
         self._lean = None
-        if self._a is None:
-            return
-        if lean.possible(prepared) and self._epilog.aux_input is None:
-            bias = self._inputs.get("bias") if self._epilog.has_bias else None
-            self._lean = lean.LeanCall(prepared, self._a, self._b, self._c, bias)
+        if inputs.a is not None and lean.possible(prepared) and inputs.epilog.aux_input is None:
+            self._lean = lean.LeanCall(prepared, inputs.a, inputs.b, inputs.c, inputs.bias)
 
     # ------------------------------------------------------------ using
 
@@ -199,35 +141,27 @@ class FusedMatmul:
         self._alive()
         if self._prepared is None:
             raise ArgumentError("nothing is planned yet; call plan() before execute().")
-        if self._a is None:
+        inputs, prepared = self._inputs, self._prepared
+        if inputs.a is None:
             raise ArgumentError("there are no operands; pass them to reset_operands() before execute().")
-        prepared = self._prepared
-        if out is not None:  # its layout and alignment may ask for another plan, which the cache may have
-            spec = prepared.spec
-            bias = self._inputs.get("bias") if self._epilog.has_bias else None
-            operands = analyse(self._a, self._b, c=self._c, bias=bias, out=out, epilog=self._epilog, scaled=spec.scaled,
-                               compute_type=spec.compute_type, out_dtype=spec.out_dtype)  # fmt: skip
-            prepared = prepare(operands, self._alpha, self._beta, self._c is not None)
+        if out is not None:
+            prepared = prepare(inputs.operands_into(out, prepared.spec), inputs.alpha, inputs.beta, inputs.has_c)
         if aux is not None and not (isinstance(aux, Mask) and prepared.mask_class is type(aux)):
-            raise ArgumentTypeError(f"aux={aux!r} is not the mask that epilog {self._epilog.name} returns.")
-        raw = self._check_aux(prepared.spec)
-        scales = tuple(
-            device_scale(value, name, self._arrays, self._device)
-            for name, value in zip(("scale_a", "scale_b", "scale_out"), self._scales, strict=True)
-        )
-        bias = self._inputs.get("bias") if self._epilog.has_bias else None
-        out, mask, gradient = prepared(self._a, self._b, self._c, bias, raw, out, aux, stream, scales, self._lifetime)
+            raise ArgumentTypeError(f"aux={aux!r} is not the mask that epilog {inputs.epilog.name} returns.")
+        raw = inputs.raw_mask(prepared.spec)
+        out, mask, gradient = prepared(inputs.a, inputs.b, inputs.c, inputs.bias, raw, out, aux, stream,
+                                       inputs.device_scales(), self._lifetime)  # fmt: skip
         if mask is None and gradient is None:
             return out
         named = {}
         if mask is not None:
             named[mask.kind] = mask
         if gradient is not None:
-            named[self._epilog.gradient_output] = gradient
+            named[inputs.epilog.gradient_output] = gradient
         return out, named
 
-    def reset_operands(self, a=_UNCHANGED, b=_UNCHANGED, *, c=_UNCHANGED, bias=_UNCHANGED, epilog_inputs=None,
-                       alpha=_UNCHANGED, beta=_UNCHANGED) -> FusedMatmul:  # fmt: skip
+    def reset_operands(self, a=UNCHANGED, b=UNCHANGED, *, c=UNCHANGED, bias=UNCHANGED, epilog_inputs=None,
+                       alpha=UNCHANGED, beta=UNCHANGED) -> FusedMatmul:  # fmt: skip
         """Replace operands by others of the same shapes, dtypes and layouts; returns self.
 
         Raises
@@ -236,32 +170,26 @@ class FusedMatmul:
             They do not fit what is planned; the operands stay as they were.
         """
         self._alive()
-        before = (self._a, self._b, self._c, self._alpha, self._beta, dict(self._inputs))
-        pick = lambda new, old: old if new is _UNCHANGED else new  # noqa: E731
-        self._a, self._b, self._c = pick(a, self._a), pick(b, self._b), pick(c, self._c)
-        self._alpha, self._beta = pick(alpha, self._alpha), pick(beta, self._beta)
-        try:
-            self._take_inputs(epilog_inputs, None if bias is _UNCHANGED else bias)
-            if self._a is None or self._b is None:
-                raise ArgumentError("reset_operands needs both `a` and `b` the first time.")
-            if self._prepared is not None:
-                self._replace()
-        except Exception:
-            self._a, self._b, self._c, self._alpha, self._beta, self._inputs = before
-            raise
+        inputs = self._inputs.replaced(a, b, c, alpha, beta, epilog_inputs, bias)
+        if inputs.a is None or inputs.b is None:
+            raise ArgumentError("reset_operands needs both `a` and `b` the first time.")
+        prepared = None if self._prepared is None else self._prepared_for(inputs)
+        self._inputs = inputs
+        if prepared is not None:
+            self._prepared = prepared
+            self._bind()
         return self
 
-    def _replace(self) -> None:
-        """Take the plan for the present operands, if they are what was planned for."""
-        operands = self._analyse()
+    def _prepared_for(self, inputs: Inputs) -> Prepared:
+        """Return the planned call for other operands, if they are what was planned for."""
+        operands = inputs.operands(self._spec_only)
         planned = self._prepared.spec
         if operands.spec != planned:
             raise ArgumentError(f"the new operands are {operands.spec}, but planned is {planned}; make another object.")
-        if operands.arrays is not self._arrays or operands.device != self._device:
-            raise ArgumentError(f"the new operands lie elsewhere than planned ({self._arrays.name}, {self._device}).")
-        self._check_aux(operands.spec)
-        self._prepared = prepare(operands, self._alpha, self._beta, self._c is not None)
-        self._bind()
+        if operands.arrays is not inputs.arrays or operands.device != inputs.device:
+            raise ArgumentError(f"the new operands lie elsewhere than planned ({inputs.arrays.name}, {inputs.device}).")
+        inputs.raw_mask(operands.spec)
+        return prepare(operands, inputs.alpha, inputs.beta, inputs.has_c)
 
     def autotune(self, *, candidates: int = 32, rounds: int = 5, search: bool = True) -> dict[str, object]:
         """Time the library's algorithms on the operands and keep the fastest, on disk too.
@@ -287,27 +215,26 @@ class FusedMatmul:
         self._alive()
         if self._prepared is None:
             self.plan()
-        if self._device == CPU:
+        inputs = self._inputs
+        if inputs.device == CPU:
             return {"milliseconds": [], "best": None, "heuristic": 0, "candidates": 0}
-        if self._a is None:
+        if inputs.a is None:
             raise ArgumentError("autotune needs operands; pass them to reset_operands() first.")
-        prepared = self._prepared
-        raw = self._check_aux(prepared.spec)
-        bias = self._inputs.get("bias") if self._epilog.has_bias else None
-        with self._arrays.on(self._device):
-            report = self._tune(prepared, bias, raw, candidates=candidates, rounds=rounds, search=search)
+        with inputs.arrays.on(inputs.device):
+            report = self._tune(inputs, candidates=candidates, rounds=rounds, search=search)
         self._bind()
         return report
 
-    def _tune(self, prepared: Prepared, bias, raw, **options) -> dict[str, object]:
+    def _tune(self, inputs: Inputs, **options) -> dict[str, object]:
         """Time algorithms; each result is compared with the first one's."""
-        arrays = self._arrays
-        last = [prepared(self._a, self._b, self._c, bias, raw)]
+        arrays, prepared = inputs.arrays, self._prepared
+        given = inputs.a, inputs.b, inputs.c, inputs.bias, inputs.raw_mask(prepared.spec)
+        last = [prepared(*given)]
         out, mask, gradient = last[0]
         first = (elementwise.copy(arrays, out), None if mask is None else mask.unpack(), gradient)
 
         def run() -> None:
-            last[0] = prepared(self._a, self._b, self._c, bias, raw, out, None)
+            last[0] = prepared(*given, out, None)
 
         def right() -> bool:
             _, mask, gradient = last[0]
@@ -336,8 +263,8 @@ class FusedMatmul:
         """Let go of operands and plan. Masks that this object has made are void from now on."""
         self._lifetime.ended = "the FusedMatmul it belongs to was freed"
         self._lean = self._prepared = None
-        self._a = self._b = self._c = None
-        self._inputs = {}
+        self._inputs.a = self._inputs.b = self._inputs.c = None
+        self._inputs.named = {}
 
     def __enter__(self) -> FusedMatmul:
         return self
@@ -346,4 +273,4 @@ class FusedMatmul:
         self.free()
 
     def __repr__(self) -> str:
-        return f"<FusedMatmul {self.spec if self.spec else self._epilog.name}>"
+        return f"<FusedMatmul {self.spec if self.spec else self._inputs.epilog.name}>"

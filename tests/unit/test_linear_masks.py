@@ -120,8 +120,8 @@ def test_from_a_spec(arrays, world):
     spec = MatmulSpec(4, 9, 5, "float32", epilog="RELU_AUX_BIAS")
     mm = FusedMatmul(spec)
     if world is not None:
-        mm._device = 0
-        mm._arrays = __import__("devkernels.linear.arrays", fromlist=["_by_type"])._by_type[np.ndarray]
+        mm._inputs.device = 0
+        mm._inputs.arrays = __import__("devkernels.linear.arrays", fromlist=["_by_type"])._by_type[np.ndarray]
     mm.plan()
     with pytest.raises(ArgumentError, match="reset_operands"):
         mm.execute()
