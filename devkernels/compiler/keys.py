@@ -150,8 +150,9 @@ class _Walk:
             if hasattr(value, "likely_requests"):
                 self.objects.append(value)
             return ("device object", cls, self.value(spec))
-        if cls in _NVMATH_OBJECTS:  # by what they were made of; their traits follow from it
-            return ("device object", cls, self.value({k: v for k, v in vars(value).items() if k != "_traits"}))
+        if cls in _NVMATH_OBJECTS:  # by what they were made of; what they have worked out since follows from it
+            made_of = {k: v for k, v in vars(value).items() if not _worked_out(value, k)}
+            return ("device object", cls, self.value(made_of))
         if hasattr(value, "key") and hasattr(value, "mangling_args"):  # numba.core.types.Type
             return ("numba type", cls, str(value))
         if isinstance(value, types.BuiltinFunctionType) or hasattr(value, "__qualname__"):
@@ -159,6 +160,10 @@ class _Walk:
         if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "__name__"):
             return ("library", "numpy", value.__name__)
         raise UnstableError(f"a {cls} has no stable content")
+
+
+def _worked_out(value: object, name: str) -> bool:
+    return isinstance(inspect.getattr_static(type(value), name, None), functools.cached_property)
 
 
 def _names(code: types.CodeType) -> set[str]:

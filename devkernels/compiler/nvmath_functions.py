@@ -16,9 +16,9 @@ from typing import Any
 
 from devkernels import cache, versions
 from devkernels.canonical import digest
+from devkernels.compiler.nvmath_layouts import KIND, Layouts
 from devkernels.target import Target
 
-KIND = "nvmath"
 _MODULE = "nvmath.bindings.mathdx"
 _LIBRARIES = {"cufftdx": "CufftdxTraitType", "cublasdx": "CublasdxTraitType", "cusolverdx": "CusolverdxTraitType"}
 
@@ -26,9 +26,9 @@ _LIBRARIES = {"cufftdx": "CufftdxTraitType", "cublasdx": "CublasdxTraitType", "c
 def keep_nvmath_functions() -> bool:
     """Keep what nvmath.device compiles, from now on and for the rest of the process.
 
-    `devkernels.kernel` and `devkernels.compile` see to it by themselves when they compile. Call it earlier, after
-    ``import nvmath.device``, for ``@cuda.jit`` kernels with nvmath's objects, and for its device pipelines, which
-    compile two kernels of their own when they are made.
+    Compiled functions, and the sizes of tensors and pipelines. `devkernels.kernel` and `devkernels.compile` see to it
+    by themselves. Call it, after ``import nvmath.device``, for ``@cuda.jit`` kernels with nvmath's objects, and for
+    device pipelines that are made before any kernel is decorated.
 
     Returns
     -------
@@ -84,13 +84,14 @@ class _Kept:
         replaced |= {f"{library}_finalize_code": self._finalized(library) for library in _LIBRARIES}
         for kind in ("int64", "int64s", "str"):
             replaced[f"commondx_set_code_option_{kind}"] = self._option_set
+        self._layouts = Layouts(mathdx, self._replace)
         for name, replacement in replaced.items():
-            if hasattr(mathdx, name):  # a version without one of the libraries
-                setattr(mathdx, name, self._around(getattr(mathdx, name), replacement))
+            self._replace(name, replacement)
 
-    @staticmethod
-    def _around(original: Callable, replacement: Callable) -> Callable:
-        return lambda *arguments: replacement(original, *arguments)
+    def _replace(self, name: str, replacement: Callable) -> None:
+        original = getattr(self._mathdx, name, None)
+        if original is not None:  # else a version without one of the libraries
+            setattr(self._mathdx, name, lambda *arguments: replacement(original, *arguments))
 
     def _created(self, original: Callable) -> int:
         code = original()
@@ -135,7 +136,12 @@ class _Kept:
         """The LTO-IR of a code object: from the cache, or compiled by the library and kept."""
 
         def build() -> bytes:
-            compile_now()
+            try:
+                compile_now()
+            except self._mathdx.LibMathDxError:  # perhaps for want of a tensor or pipeline that was put off
+                if not self._layouts.settle():
+                    raise
+                compile_now()
             size = self._size(code)
             content = bytearray(size)
             self._read(code, size, content)

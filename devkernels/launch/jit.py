@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from devkernels import target as targets
-from devkernels.compiler import pipelines
+from devkernels.compiler import nvmath_functions, pipelines
 from devkernels.compiler.image import KernelImage, Parameter
 from devkernels.compiler.kernel import Options, compile_function
 from devkernels.compiler.kernel import compile as compile_kernel
@@ -101,6 +101,7 @@ class Kernel:
         self._launchers: dict[Any, Launcher] = {}
         self._launches: dict[Any, Any] = {}
         self._simulated: Any = None
+        nvmath_functions.keep_nvmath_functions()  # before the pipelines are made that it is launched with
 
     def __reduce__(self):
         return Kernel, (self.py_func, self.compile_options, self.signature)

@@ -1,5 +1,6 @@
 """Cache keys of kernels: what changes the code changes the key, what does not leaves it alone."""
 
+import functools
 import itertools
 import math
 import types
@@ -218,3 +219,23 @@ def test_what_has_no_content_is_told_and_kept_to_this_process():
         first = kernel_key(k, arguments, Target(9, 0), Options(), None)
     with pytest.warns(DevkernelsWarning):
         assert kernel_key(k, arguments, Target(9, 0), Options(), None) == first
+
+
+def test_nvmaths_objects_by_what_they_were_made_of():
+    """They work out some of their attributes when asked, which compiling a kernel does; the key stays."""
+
+    class Matmul:
+        def __init__(self, size):
+            self._size = size
+
+        @functools.cached_property
+        def a_dim(self):
+            return self._size[::2]
+
+    Matmul.__module__, Matmul.__qualname__ = "nvmath.device.cublasdx", "Matmul"
+    text, product = "def k(x):\n    f(x)\n", Matmul((2, 3, 4))
+    before = key_of(text, f=product)
+    assert product.a_dim == (2, 4)
+    assert vars(product).keys() == {"_size", "a_dim"}
+    assert key_of(text, f=product) == before == key_of(text, f=Matmul((2, 3, 4)))
+    assert key_of(text, f=Matmul((2, 3, 5))) != before

@@ -29,6 +29,7 @@ class Binding(types.ModuleType):
     def __init__(self):
         super().__init__("nvmath.bindings.mathdx")
         self.compiled, self.codes, self.symbols, self.next = [], {}, {}, 100
+        self.LibMathDxError = KeyError  # of no meaning here
         self.CommondxOption = types.SimpleNamespace(CODE_ISA=ISA, TARGET_SM=TARGET, EXTRA_NVRTC_ARGS=ARGUMENTS)
         self.CufftdxTraitType = self.CublasdxTraitType = types.SimpleNamespace(SYMBOL_NAME=SYMBOL)
         self.CublasdxDeviceFunctionTrait = types.SimpleNamespace(SYMBOL=SYMBOL)
