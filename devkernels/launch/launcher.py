@@ -183,6 +183,10 @@ def _bound(launch: Launch, values: tuple) -> Callable[[], None]:
     loaded.pack(values, buffer)
     entry, handle, words, null = driver.launch_entry(), loaded.handle, buffer.words, driver.NULL
     again, fixed = loaded.again_with(configurations), launch.stream
+    foreign = [(loaded.foreign[type(value)], value) for value in values if type(value) in loaded.foreign]
+    steady = all(arrays.is_numba(type(value)) for _, value in foreign)  # each is written on one stream for all its life
+    if foreign and steady and fixed is None and type(values[loaded.leading]) in loaded.foreign:
+        fixed = loaded.stream_of(values)
     current: Callable[[], int] | None = None
     if fixed is None and loaded.leading is not None:
         current = loaded.current_streams[type(values[loaded.leading])]
@@ -204,8 +208,8 @@ def _bound(launch: Launch, values: tuple) -> Callable[[], None]:
     run = on_the_current_stream if fixed is None else on_a_stream
     if fixed is not None:
         configuration = configurations[fixed]
-    foreign = [(loaded.foreign[type(value)], value) for value in values if type(value) in loaded.foreign]
-    if any(producer_of(value) is not None for producer_of, value in foreign):
+    producers = {producer_of(value) for producer_of, value in foreign} - {None}
+    if producers and not (steady and producers == {fixed}):
         run = after_producers
     run.arguments = values, buffer  # kept alive
     return run

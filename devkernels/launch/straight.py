@@ -1,7 +1,7 @@
 """The short way of a launch, for arguments of the types that it has been made for: one loop, few function calls.
 
-In: a kernel on a device, a configuration, and the types of arguments that it takes: all arrays CuPy's, or all torch's,
-in C order; numbers of Python. Out: a function that launches such arguments in two thirds of the time of the general way
+In: a kernel on a device, a configuration, and the types of arguments that it takes: all arrays CuPy's, all torch's, or
+all Numba's, in C order; numbers of Python. Out: a function that launches such arguments in two thirds of the time of the general way
 (`devkernels.launch.launcher`). What it was not made for goes the general way, which launches it or says what is wrong.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from devkernels.compiler.image import itemsize
-from devkernels.launch import arguments, arrays, driver
+from devkernels.launch import arguments, arrays, driver, streams
 from devkernels.launch.buffer import Buffer
 
 General = Callable[[tuple, Buffer], None]
-Fits = Callable[[tuple, Buffer], bool]
+Fits = Callable[[tuple, Buffer], "int | None"]
 
 
 def launch(
@@ -38,28 +38,26 @@ def launch(
     general : callable
         Function(values, buffer) that launches anything, or raises.
     """
-    fits, scalars = _arrays(loaded, kinds), _scalars(loaded, kinds)
+    fits, scalars = _arrays(loaded, kinds, stream), _scalars(loaded, kinds)
     if fits is None or scalars is None:
         return None
     count, new_buffer, handle, null = len(kinds), loaded.new_buffer, loaded.handle, driver.NULL
     entry, again = driver.launch_entry(), loaded.again_with(configurations)
-    current = loaded.current_streams[kinds[loaded.leading]] if stream is None else lambda: stream
 
     def fire(values: tuple) -> None:
         buffer = buffers.pop() if buffers else new_buffer()
         try:
-            fitting = len(values) == count and fits(values, buffer)
+            where = fits(values, buffer) if len(values) == count else None
             for number, kind, code, index in scalars:
                 value = values[number]
                 if type(value) is not kind:
-                    fitting = False
+                    where = None
                 buffer.views[code][index] = value
         except (AttributeError, IndexError, TypeError, ValueError, OverflowError):  # no such array, too large a number
-            fitting = False
-        if not fitting:
+            where = None
+        if where is None:
             general(values, buffer)
             return
-        where = current()
         if status := entry(configurations[where], handle, buffer.words, null):
             again(status, where, buffer)
         buffers.append(buffer)
@@ -88,8 +86,8 @@ def _plain(dtype: str, kind: type) -> bool:
     return kind is int or (kind is float and dtype.startswith("float"))
 
 
-def _arrays(loaded: Any, kinds: list[type]) -> Fits | None:
-    """Function(values, buffer): whether the arrays are as expected; their addresses are then in the buffer."""
+def _arrays(loaded: Any, kinds: list[type], stream: int | None) -> Fits | None:
+    """Function(values, buffer): the stream to launch on if the arrays are as expected, whose addresses it writes."""
     words = {
         number: arguments.ArrayWords(parameter, place, loaded.image.name)
         for number, (parameter, place) in enumerate(zip(loaded.image.parameters, loaded.places, strict=True))
@@ -99,7 +97,10 @@ def _arrays(loaded: Any, kinds: list[type]) -> Fits | None:
         return None
     for of_library, make in ((arrays.is_cupy, _cupy_fits), (arrays.is_torch, _torch_fits)):
         if all(of_library(kinds[number]) for number in words):  # a tensor and a parameter of a module are both torch's
-            return make(words, loaded.device)
+            current = loaded.current_streams[kinds[loaded.leading]] if stream is None else lambda: stream
+            return make(words, loaded.device, current)
+    if all(arrays.is_numba(kinds[number]) for number in words):
+        return _numba_fits(words, loaded.device, stream)
     return None
 
 
@@ -108,28 +109,28 @@ def _misaligned(words: dict[int, arguments.ArrayWords]) -> int:
     return max(one.misaligned for one in words.values())
 
 
-def _cupy_fits(words: dict[int, arguments.ArrayWords], device: int) -> Fits:
+def _cupy_fits(words: dict[int, arguments.ArrayWords], device: int, current: Callable[[], int]) -> Fits:
     import numpy
 
     known = [(number, numpy.dtype(one.parameter.dtype), one.address, one.slot) for number, one in words.items()]
     misaligned, several = _misaligned(words), driver.device_count() > 1
 
-    def fits(values: tuple, buffer: Buffer) -> bool:
+    def fits(values: tuple, buffer: Buffer) -> int | None:
         words, shapes, together = buffer.words64, buffer.shapes, 0
         for number, dtype, address, slot in known:
             array = values[number]
             if array.dtype is not dtype or not array._c_contiguous or array.shape != shapes[slot]:
-                return False
+                return None
             together |= (pointer := array.data.ptr)
             words[address] = pointer
             if several and array.data.device_id != device:
-                return False
-        return not together & misaligned
+                return None
+        return None if together & misaligned else current()
 
     return fits
 
 
-def _torch_fits(words: dict[int, arguments.ArrayWords], device: int) -> Fits:
+def _torch_fits(words: dict[int, arguments.ArrayWords], device: int, current: Callable[[], int]) -> Fits:
     import torch
 
     known = [
@@ -138,16 +139,45 @@ def _torch_fits(words: dict[int, arguments.ArrayWords], device: int) -> Fits:
     ]
     misaligned = _misaligned(words)
 
-    def fits(values: tuple, buffer: Buffer) -> bool:
+    def fits(values: tuple, buffer: Buffer) -> int | None:
         words, shapes, together = buffer.words64, buffer.shapes, 0
         for number, dtype, is_complex, address, slot in known:
             array = values[number]
             if array.dtype is not dtype or not array.is_contiguous() or array.shape != shapes[slot]:
-                return False
+                return None
             if array.get_device() != device or array.is_neg() or (is_complex and array.is_conj()):
-                return False
+                return None
             together |= (pointer := array.data_ptr())
             words[address] = pointer
-        return not together & misaligned
+        return None if together & misaligned else current()
+
+    return fits
+
+
+def _numba_fits(words: dict[int, arguments.ArrayWords], device: int, stream: int | None) -> Fits:
+    """Numba has no current stream: each array may say which stream writes it. Where two differ, one must wait."""
+    import numpy
+
+    known = [(number, numpy.dtype(one.parameter.dtype), one.address, one.slot) for number, one in words.items()]
+    misaligned, several, leading = _misaligned(words), driver.device_count() > 1, min(words)
+    fixed, none = stream, streams.LEGACY_DEFAULT
+
+    def fits(values: tuple, buffer: Buffer) -> int | None:
+        words, shapes, together, where = buffer.words64, buffer.shapes, 0, fixed
+        if where is None:
+            own = values[leading].stream
+            where = int(own.handle) or none if own else none
+        for number, dtype, address, slot in known:
+            array = values[number]
+            if array.dtype is not dtype or (array.shape, array.strides) != shapes[slot]:
+                return None
+            memory = array.gpu_data
+            together |= (pointer := int(memory.device_pointer))
+            words[address] = pointer
+            if (own := array.stream) and (int(own.handle) or none) != where:
+                return None
+            if several and pointer and memory.context.device.id != device:
+                return None
+        return None if together & misaligned else where
 
     return fits

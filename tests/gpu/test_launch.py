@@ -449,8 +449,14 @@ def test_torch_graph_shows_that_the_current_stream_is_used(rng, bound):
     assert_axpy(y.cpu().numpy(), x.cpu().numpy(), 2)
 
 
+def numba_on(array, stream):
+    """An array of Numba that says which stream writes it."""
+    return cuda.as_cuda_array(Interface(array, stream), sync=False)
+
+
 @pytest.mark.parametrize("bound", [False, True])
-def test_waits_for_the_stream_that_an_array_names(bound):
+@pytest.mark.parametrize("wrap", [Interface, numba_on], ids=["interface", "numba"])
+def test_waits_for_the_stream_that_an_array_names(bound, wrap):
     """A slow producer on one stream, our launch on another."""
     producer, consumer = cp.cuda.Stream(non_blocking=True), cp.cuda.Stream(non_blocking=True)
     size = 1 << 26
@@ -460,7 +466,7 @@ def test_waits_for_the_stream_that_an_array_names(bound):
         for _ in range(20):
             x += 1
     if bound:
-        launch = axpy[-(-size // BLOCK), BLOCK, consumer].bind(Interface(x, producer.ptr), y, 1, size)
+        launch = axpy[-(-size // BLOCK), BLOCK, consumer].bind(wrap(x, producer.ptr), y, 1, size)
         launch()
         with producer:
             for _ in range(20):
@@ -468,9 +474,29 @@ def test_waits_for_the_stream_that_an_array_names(bound):
             x -= 20
         launch()
     else:
-        axpy[-(-size // BLOCK), BLOCK, consumer](Interface(x, producer.ptr), y, 1, size)
+        axpy[-(-size // BLOCK), BLOCK, consumer](wrap(x, producer.ptr), y, 1, size)
     consumer.synchronize()
     assert bool((y == 21).all())
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_arrays_of_numba_are_launched_on_the_stream_that_they_name(bound):
+    """Each launch reads what a slow producer has put on that stream before it, also when the short way is taken."""
+    stream, size = cp.cuda.Stream(non_blocking=True), 1 << 26
+    x, results = cp.zeros(size, np.float32), [nan(size) for _ in range(3)]
+    cp.cuda.Device().synchronize()
+    launch = axpy[-(-size // BLOCK), BLOCK]
+    source = numba_on(x, stream.ptr)
+    runs = [(source, numba_on(y, stream.ptr), 1, size) for y in results]
+    if bound:
+        runs = [launch.bind(*values) for values in runs]
+    for run in runs:
+        with stream:
+            for _ in range(20):
+                x += 1
+        run() if bound else launch(*run)
+    stream.synchronize()
+    assert [float(y.min()) for y in results] == [float(y.max()) for y in results] == [21, 41, 61]
 
 
 def test_lazily_conjugated_tensors_are_refused():

@@ -192,6 +192,81 @@ def test_errors_of_the_general_way_come_out_once(rng, monkeypatch):
     assert len(calls) == 1
 
 
+class Stream:
+    def __init__(self, handle):
+        self.handle = handle
+
+
+class DeviceNDArrayBase:
+    """What the launcher reads of an array of Numba."""
+
+    __module__ = "numba.cuda.cudadrv.devicearray"
+
+    def __init__(self, shape, dtype="float32", pointer=0x7F0000000000, device=0, strides=None, stream=0):
+        like = np.zeros(shape, dtype)
+        self.dtype, self.shape, self.strides, self.stream = like.dtype, shape, strides or like.strides, stream
+        context = types.SimpleNamespace(device=types.SimpleNamespace(id=device))
+        self.gpu_data = types.SimpleNamespace(device_pointer=pointer, context=context)
+
+
+NUMBA = (Parameter("x", "array", "float32", 1, "C"), Parameter("n", "scalar", "int32"),
+         Parameter("y", "array", "float64", 2, "A"))  # fmt: skip
+
+
+def numba_values(stream=0, other=0, **changed):
+    x = DeviceNDArrayBase((5,), stream=stream)
+    return x, 7, DeviceNDArrayBase((3, 4), **{"dtype": "float64", "pointer": 0x1000, "stream": other, **changed})
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "other", "launched"),
+    [
+        (None, 0, 0, 1),  # nobody says anything: the legacy default stream
+        (None, Stream(9), Stream(9), 9),
+        (None, Stream(9), 0, 9),
+        (None, Stream(0), Stream(0), 1),  # Numba's default stream
+        (None, 0, Stream(1), 1),
+        (6, 0, 0, 6),
+        (6, Stream(6), Stream(6), 6),
+        (None, Stream(9), Stream(8), "general"),  # one must wait for the other
+        (None, 0, Stream(8), "general"),
+        (6, Stream(6), Stream(9), "general"),
+    ],
+)
+def test_arrays_of_numba_and_who_writes_them(monkeypatch, given, own, other, launched):
+    values = numba_values(own, other)
+    way = Way(monkeypatch, NUMBA, values, stream=given)
+    way.fire(values)
+    way.fire(values)
+    if launched == "general":
+        assert (way.launched.streams, len(way.general)) == ([], 2)
+        return
+    assert (way.launched.streams, len(way.general)) == ([launched], 1)
+    again = numba_values(own, other, pointer=0x2000)
+    way.fire(again)
+    assert (len(way.general), bytes(way.buffers[0].memory)) == (1, way.written(again, Buffer(NUMBA)))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"dtype": "float32"}, {"shape": (4, 3)}, {"strides": (64, 8)}, {"pointer": 0x1004}, {"device": 1},
+     {"shape": (12,)}],
+    ids=str,
+)  # fmt: skip
+def test_other_arrays_of_numba_go_the_general_way(monkeypatch, changed):
+    good = numba_values()
+    way = Way(monkeypatch, NUMBA, good, devices=2)
+    way.fire(good)
+    seen = []
+    monkeypatch.setattr(way, "written", lambda values, buffer: seen.append(values))
+    shape = changed.pop("shape", (3, 4))
+    bad = (*good[:2], DeviceNDArrayBase(shape, **{"dtype": "float64", "pointer": 0x1000, **changed}))
+    way.fire(bad)
+    assert (seen, way.launched.streams) == ([bad], [])
+    way.fire(good)
+    assert way.launched.streams == [1]
+
+
 @pytest.mark.parametrize(
     ("parameters", "given"),
     [
