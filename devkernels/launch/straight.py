@@ -1,8 +1,9 @@
 """The short way of a launch, for arguments of the types that it has been made for: one loop, few function calls.
 
 In: a kernel on a device, a configuration, and the types of arguments that it takes: all arrays CuPy's, all torch's, or
-all Numba's, in C order; numbers of Python. Out: a function that launches such arguments in two thirds of the time of the general way
-(`devkernels.launch.launcher`). What it was not made for goes the general way, which launches it or says what is wrong.
+all Numba's, in C order; numbers of Python. Out: a function that launches such arguments in two thirds of the time of
+the general way (`devkernels.launch.launcher`). What it was not made for goes the general way, which launches it or says
+what is wrong.
 """
 
 from __future__ import annotations
