@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from devkernels.checks import one_of, whole_number
 from devkernels.errors import ResourceError, SpecError
-from devkernels.spec import one_of, whole_number
 from devkernels.target import Target, current_target
 
 ITEM_BYTES = {"float16": 2, "float32": 4, "float64": 8, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1,

@@ -6,9 +6,9 @@ whether the library has such a function is decided in devkernels/traits.py. Noth
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, replace
 
+from devkernels.checks import one_of, whole_number
 from devkernels.errors import SpecError, TargetError
 from devkernels.target import Target, current_target
 
@@ -70,24 +70,6 @@ def precision_name(value: object, argument: str = "precision") -> str:
     if name not in PRECISIONS:
         raise SpecError(f"{argument}={value!r} is not supported; use numpy.float16, numpy.float32 or numpy.float64.")
     return name
-
-
-def whole_number(value: object, argument: str, least: int = 1) -> int:
-    """Return `value` as an int of at least `least`; bool and fractions are refused."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or number < least:
-        raise SpecError(f"{argument}={value!r} must be a whole number >= {least}.")
-    return number
-
-
-def one_of(value: object, argument: str, choices: tuple[str, ...]) -> str:
-    """Return `value` if it is among `choices`."""
-    if value not in choices:
-        raise SpecError(f"{argument}={value!r} is not one of {', '.join(map(repr, choices))}.")
-    return value
 
 
 def _real_options(fft_type: str, options: object) -> tuple[str, str]:

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from devkernels import cache, libmathdx, versions
+from devkernels.checks import whole_number
 from devkernels.errors import ResourceError, SpecError, UnsupportedSizeError
-from devkernels.spec import FFTSpec, whole_number
+from devkernels.spec import FFTSpec
 
 # name in libmathdx -> (bytes, what the arrays of a kernel are made of)
 VALUE_BYTES = {"complex64": 8, "complex128": 16, "complex32x2": 8}

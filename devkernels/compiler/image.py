@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from devkernels._version import __version__
-from devkernels.compiler import elf
 from devkernels.errors import CompileError, ImageError
 from devkernels.target import Target
 
@@ -135,6 +134,8 @@ class KernelImage:
         cooperative: bool = False, notes: dict | None = None, versions: dict | None = None,
     ) -> KernelImage:  # fmt: skip
         """Make an image of a fresh cubin; resource use and parameter layout are read from the cubin itself."""
+        from devkernels.compiler import elf
+
         found = {kernel.symbol: kernel for kernel in elf.kernels(cubin)}
         if symbol not in found:
             raise CompileError(f"The cubin of {name} has no kernel {symbol}; it has {sorted(found)}.")

@@ -9,15 +9,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from devkernels import cache, versions
 from devkernels import target as targets
 from devkernels.canonical import digest
 from devkernels.compiler.image import KernelImage, pack, unpack
-from devkernels.compiler.signature import Signature, resolve
 from devkernels.errors import DevkernelsWarning, SpecError
 from devkernels.target import Target
+
+if TYPE_CHECKING:
+    from devkernels.compiler.signature import Signature
 
 KIND = "kernel"
 
@@ -114,6 +116,7 @@ def compile_function(
 ) -> KernelImage:
     """`compile` with everything decided. Numba is imported only if the image is not in the cache."""
     from devkernels.compiler import remote
+    from devkernels.compiler.signature import resolve
 
     if options.arch_specific and not target.arch_specific:
         target = replace(target, arch_specific=True)

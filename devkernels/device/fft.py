@@ -7,9 +7,11 @@ In: keywords (checked in devkernels/spec.py, completed in devkernels/traits.py).
 from __future__ import annotations
 
 from devkernels import traits
-from devkernels.device.fft_object import DeviceFFT, Dim3, Launch
+from devkernels.checks import whole_number
+from devkernels.device.fft_object import DeviceFFT
+from devkernels.device.shape import Dim3, Launch
 from devkernels.errors import SpecError, UnsupportedSizeError
-from devkernels.spec import FFTSpec, make_fft_spec, whole_number
+from devkernels.spec import FFTSpec, make_fft_spec
 
 __all__ = ["DeviceFFT", "Dim3", "Launch", "fft", "next_supported_size", "supported_sizes"]
 

@@ -6,13 +6,13 @@ is LTO-IR of libmathdx (device/numba_fft.py), in the simulator it is NumPy (devi
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from devkernels import target, traits
+from devkernels.checks import whole_number
+from devkernels.device.shape import Dim3, Launch
 from devkernels.errors import SpecError
-from devkernels.spec import FFTSpec, whole_number
+from devkernels.spec import FFTSpec
 
 _VALUE_DTYPES = {
     "complex64": np.dtype(np.complex64),
@@ -22,23 +22,6 @@ _VALUE_DTYPES = {
     "float64": np.dtype(np.float64),
     "float16x2": np.dtype(np.uint32),  # two halves: one sample of two rows
 }
-
-
-class Dim3(NamedTuple):
-    """Extent of a block or a grid."""
-
-    x: int
-    y: int = 1
-    z: int = 1
-
-
-class Launch(NamedTuple):
-    """What goes between the brackets of a launch: ``kernel[f.launch(rows=1000)](...)``."""
-
-    grid: Dim3
-    block: Dim3
-    stream: object
-    shared_memory_size: int
 
 
 class DeviceFFT:

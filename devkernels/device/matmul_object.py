@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from devkernels import matmul_traits, target
-from devkernels.device.fft_object import Dim3
+from devkernels.checks import whole_number
+from devkernels.device.shape import Dim3
 from devkernels.errors import SpecError
 from devkernels.matmul_spec import MatmulSpec
-from devkernels.spec import whole_number
 
 
 class Matrices(NamedTuple):

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from devkernels.device.fft import Dim3, Launch
+from devkernels.checks import whole_number
 from devkernels.device.inline import device_function
+from devkernels.device.shape import Dim3, Launch
 from devkernels.engine import choose, emit, index, spectrum
 from devkernels.engine.plan import BlockPlan, make_plan
 from devkernels.errors import SpecError
-from devkernels.spec import whole_number
 
 
 @dataclass(frozen=True)

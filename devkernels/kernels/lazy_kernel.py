@@ -16,7 +16,6 @@ from devkernels.canonical import digest
 from devkernels.compiler import keys
 from devkernels.compiler.image import KernelImage, unpack
 from devkernels.compiler.kernel import KIND, Options, compile_function, kernel_key
-from devkernels.compiler.signature import resolve
 from devkernels.errors import ArgumentTypeError
 from devkernels.launch import driver
 from devkernels.launch.jit import Kernel
@@ -83,6 +82,8 @@ class LazyKernel(Kernel):
             data = cache.get(KIND, pointer.decode()) if pointer else None
             if data is not None:
                 return unpack(data)[0]
+        from devkernels.compiler.signature import resolve
+
         image = compile_function(self.py_func, parameters, target, self.compile_options)
         if key is not None:
             name = kernel_key(self.py_func, resolve(self.py_func, parameters), target, self.compile_options)

@@ -2,7 +2,7 @@
 
 In: rows of samples, and H as an array or as a device function. Out: filtered rows. Forward transform, product and
 inverse transform stay on chip: x is read once and y written once. Two ways: the engine's transforms (`spectral_engine`)
-where they have the length and one filter serves all rows; else those of `devkernels.fft` (`spectral_kernels`).
+where they have the length and one filter serves all rows; else those of `devkernels.fft` (`spectral_transform`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from devkernels.device.fft import DeviceFFT, fft
+from devkernels.checks import whole_number
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedSizeError
 from devkernels.kernels import arrays
 from devkernels.kernels.spectral_engine import EngineFilter, engine_filter
-from devkernels.kernels.spectral_kernels import array_kernel, forward_fft, function_kernel
-from devkernels.spec import whole_number
+from devkernels.target import Target
+
+if TYPE_CHECKING:
+    from devkernels.device.fft import DeviceFFT
+    from devkernels.kernels.spectral_transform import TransformFilter
 
 _PRECISION = {"float16": "float16", "complex32": "float16", "float32": "float32", "complex64": "float32",
               "float64": "float64", "complex128": "float64"}  # fmt: skip
@@ -83,12 +86,11 @@ class SpectralFilter:
     """A planned spectral filter; made by `make_spectral_filter`, which documents it."""
 
     def __init__(
-        self, size: int, dtype: str, forward: DeviceFFT | None, op: Callable | None, engine: EngineFilter | None = None
-    ):
-        self.size, self.dtype, self.fft, self.op, self.engine = size, dtype, forward, op, engine
-        self.points = (forward if engine is None else engine.fft).size
-        self._rows = _Rows(dtype)
-        self._kernels: dict[object, Any] = {}
+        self, size: int, dtype: str, points: int, op: Callable | None, engine: EngineFilter | None,
+        plan_transforms: Callable[[], TransformFilter],
+    ):  # fmt: skip
+        self.size, self.dtype, self.points, self.op, self.engine = size, dtype, points, op, engine
+        self._rows, self._plan_transforms = _Rows(dtype), plan_transforms
         self._recipes: dict[tuple, _Recipe] = {}
 
     @property
@@ -96,45 +98,47 @@ class SpectralFilter:
         """Values of H: the frequencies of ``numpy.fft.fft``, or of ``rfft`` for real data."""
         return self.points // 2 + 1 if self._rows.real else self.points
 
+    @functools.cached_property
+    def transforms(self) -> TransformFilter:
+        """The way through `devkernels.fft`, planned when it is needed: for one H per row, if the engine does the rest.
+
+        Raises
+        ------
+        UnsupportedSizeError
+            `devkernels.fft` has no transform of these points.
+        """
+        return self._plan_transforms()
+
+    @property
+    def fft(self) -> DeviceFFT | None:
+        """The transform of `devkernels.fft` that it can use, or None."""
+        try:
+            return self.transforms.fft
+        except UnsupportedSizeError:
+            return None
+
     def __repr__(self) -> str:
         what = "device function" if self.op is not None else f"{self.bins} values of H"
-        how = " else ".join(
-            part for part in (self.engine and f"{self.engine.fft.plan.radices} of the engine", repr(self.fft)) if part
-        )
-        return f"<SpectralFilter size {self.size}, {self.dtype}, {what}, {how}>"
-
-    def kernel(self, filter_dtype: str | None = None):
-        """Return the kernel that filters with an H of `filter_dtype`, or with the device function."""
-        if filter_dtype not in self._kernels:
-            if self.op is not None:
-                self._kernels[filter_dtype] = function_kernel(self.fft, self.op)
-            else:
-                wide = filter_dtype == _FILTER_COMPLEX[_PRECISION[self.dtype]]
-                self._kernels[filter_dtype] = array_kernel(self.fft, wide)
-        return self._kernels[filter_dtype]
+        ways = [f"{self.engine.fft.plan.radices} of the engine"] if self.engine is not None else []
+        ways += [] if self.fft is None else [repr(self.fft)]
+        return f"<SpectralFilter size {self.size}, {self.dtype}, {what}, {' else '.join(ways)}>"
 
     def image_sources(self) -> dict[str, tuple]:
-        """Kernels of this filter for ``devkernels build``, by file name: for H complex and real, or with `op` inside.
+        """Kernels of this filter for ``devkernels build``, by file name: those that a call launches.
 
-        They take rows in C order, H as (1 or rows, bins), and the output: ``kernel[grid, block, stream, shared](x, h,
-        y)``, one thread block for each ``notes["rows_per_block"]`` rows. Of lengths that `devkernels.fft` lacks there
-        are the engine's two kernels instead: one that puts H in order, and one that takes it so.
+        Of the engine there are ``..._rows``, for rows and an H in the engine's order, and ``..._order_<dtype>``, which
+        puts an H of shape (1, bins) into that order; with `op`, ``..._rows`` alone. Through `devkernels.fft`, for one H
+        per row or where the engine has no such length, there is ``..._<dtype>``: rows in C order, H as (1 or rows,
+        bins), and the output, ``kernel[grid, block, stream, shared](x, h, y)``. One thread block does
+        ``notes["rows_per_block"]`` rows.
         """
         x = f"{self._rows.stored}[{':,' * self._rows.tail}::1]"
         precision = _PRECISION[self.dtype]
         filters = [None] if self.op is not None else [_FILTER_COMPLEX[precision], _FILTER_REAL[precision]]
-        if self.fft is None:
-            return self.engine.image_sources(filters, x)
-        launch = self.fft.launch(rows=1)
-        notes = {"size": self.size, "fft_size": self.fft.size, "dtype": self.dtype, "bins": self.bins,
-                 "rows_per_block": self.fft.ffts_per_block, "block": list(launch.block),
-                 "shared": launch.shared_memory_size}  # fmt: skip
-        sources = {}
-        for h in filters:
-            name = f"spectral_filter_{self.size}_{self.dtype}" + ("" if h is None else f"_{h}")
-            signature = f"void({x}, {x})" if h is None else f"void({x}, {h}[:,::1], {x})"
-            sources[name] = (self.kernel(h), signature, notes)
-        return sources
+        found = {} if self.engine is None else self.engine.image_sources(filters, x)
+        if self.fft is not None and not (self.engine is not None and self.op is not None):
+            found |= self.transforms.image_sources(filters, x)
+        return found
 
     def __call__(self, x: Any, H: Any = None, *, out: Any = None, stream: Any = None) -> Any:
         """Filter every row of `x`; see `make_spectral_filter`."""
@@ -164,13 +168,15 @@ class SpectralFilter:
         """Function ``f(x, h, y)`` that launches what filters that many rows."""
         if self.engine is not None and (h is None or len(h) == 1):
             return self.engine.launches(rows)
-        if self.fft is None:
+        try:
+            return self.transforms.launches(rows, None if h is None else arrays.describe(h, "H").dtype)
+        except UnsupportedSizeError:
+            if self.engine is None:
+                raise
             raise UnsupportedSizeError(
                 f"One filter for each row needs a device transform, and devkernels.fft has none of {self.points} "
                 f"points; pass one H for all rows, or make the filter with a longer fft_size.", spec=self,
-            )  # fmt: skip
-        run = self.kernel(None if h is None else arrays.describe(h, "H").dtype)[self.fft.launch(rows=rows)]
-        return lambda x, h, y: run(x, y) if h is None else run(x, h, y)
+            ) from None  # fmt: skip
 
     def _recipe_key(self, x: Any, H: Any, out: Any) -> tuple | None:
         """What the checks of this call depend on, or None if it must be looked at in full."""
@@ -336,24 +342,20 @@ def make_spectral_filter(
         )
     if op is not None and not callable(op):
         raise SpecError(f"op={op!r} is not a function op(X, k).")
+    if sm is not None:
+        Target.parse(sm)
     chosen = ffts_per_block is not None or elements_per_thread is not None
     engine = None if chosen else engine_filter(size, points, name, op)
-    try:
-        forward = forward_fft(points, _PRECISION[name], _Rows(name).real, sm, ffts_per_block, elements_per_thread)
-    except UnsupportedSizeError as error:
-        if engine is not None:
-            return SpectralFilter(size, name, None, op, engine)
-        kind = "r2c" if _Rows(name).real else "c2c"
-        try:
-            above = fft.next_supported_size(points, _PRECISION[name], kind, sm)
-        except UnsupportedSizeError:
-            raise error from None
-        raise UnsupportedSizeError(
-            f"{error} To filter rows of {size} samples padded with zeros, pass fft_size={above} and an H for "
-            f"{above} points.",
-            spec=error.spec,
-        ) from None
-    return SpectralFilter(size, name, forward, op, engine)
+
+    def plan_transforms() -> TransformFilter:
+        from devkernels.kernels.spectral_transform import transform_filter
+
+        return transform_filter(size, points, name, _PRECISION[name], op, sm, ffts_per_block, elements_per_thread)
+
+    made = SpectralFilter(size, name, points, op, engine, plan_transforms)
+    if engine is None:
+        _ = made.transforms  # now: there may be none
+    return made
 
 
 @functools.lru_cache(maxsize=256)

@@ -12,6 +12,7 @@ import numpy as np
 
 from devkernels.device.fft import DeviceFFT, fft
 from devkernels.device.inline import device_function
+from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.launch.jit import kernel
 from devkernels.lazy import cuda
 from devkernels.traits import is_power_of_two
@@ -117,6 +118,7 @@ def _apply_function(forward: DeviceFFT, op: Callable) -> Callable:
 # -- kernels ---------------------------------------------------------------------------------------------------------
 
 
+@lazy_kernel
 def array_kernel(forward: DeviceFFT, wide: bool):
     """Return ``kernel(x, h, y)``; `wide` if h is complex and of the data's precision, so that it loads as x does."""
     inverse = forward.inverse()
@@ -139,6 +141,7 @@ def array_kernel(forward: DeviceFFT, wide: bool):
     return kernel(spectral_filter, launch_bounds=_launch_bounds(forward))
 
 
+@lazy_kernel
 def function_kernel(forward: DeviceFFT, op: Callable):
     """Return ``kernel(x, y)`` with the user's ``op(X, k)`` compiled in."""
     inverse = forward.inverse()

@@ -129,7 +129,7 @@ def test_wrong_types_in_a_kernel_are_said_in_words():
 
 def test_spectral_filter_has_one_kernel_and_no_spills():
     plan = devkernels.make_spectral_filter(256, "complex64", sm="sm_90")
-    kernel = plan.kernel("complex64")
+    kernel = plan.transforms.kernel("complex64")
     image = compile_kernel(kernel, types.void(rows_of(C64), rows_of(C64), rows_of(C64)), "sm_90")
     sass = Sass(image)
     assert sass.spills == 0
@@ -143,7 +143,7 @@ def test_spectral_filter_has_one_kernel_and_no_spills():
 def test_half_precision_values_are_packed_in_registers():
     plan = devkernels.make_spectral_filter(64, "float16", sm="sm_90")
     halves = rows_of(F16)
-    image = compile_kernel(plan.kernel("complex64"), types.void(halves, rows_of(C64), halves), "sm_90")
+    image = compile_kernel(plan.transforms.kernel("complex64"), types.void(halves, rows_of(C64), halves), "sm_90")
     sass = Sass(image)
     assert image.local_bytes == 0
     assert sass.spills == 0

@@ -15,6 +15,7 @@ ROOMS = (
         "ground",
         (
             "_version",
+            "checks",
             "errors",
             "config",
             "target",
