@@ -2,8 +2,8 @@
 
 In: matrices of NumPy, CuPy or torch, and an epilogue: names of ready steps, or a function of (acc, row, column, ...).
 Out: the result. Main loops, in devkernels/matrix: tensor copies and warpgroup products on sm_90 (warpgroup.py), small
-products in registers (small.py), tensor cores at any alignment (tensor.py), and a portable one for every dtype, order
-and architecture (portable.py).
+products in registers (small.py), tensor cores at any alignment (tensor.py), slices copied ahead for wider and complex
+numbers (staged.py), and a portable one for every dtype, order and architecture (portable.py).
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def make_gemm(
         Call it ``g(a, b, c=None, alpha=1, beta=0, extra=(), out=None, stream=None)``: a of shape (m, k) or (batch, m,
         k), b of (k, n) or (batch, k, n), in any order, also strided; c of the result's shape, not read if beta is 0;
         `extra` what the epilogue takes, arrays and numbers. Returns an array of the kind of a, or `out`, which may be
-        c or the operand of a ready step. ``g.describe(a, b)`` says which of the main loops runs, and why.
+        c or the operand of a ready step. ``g.describe(a, b)`` says which of the main loops runs, and why;
+        ``g.bind(a, b, ..., out=out)`` checks and runs once and gives a function that only launches again.
 
     Raises
     ------
@@ -76,8 +77,9 @@ def make_gemm(
     -----
     On sm_90, products of float16 and bfloat16 whose rows or columns lie on multiples of 16 bytes go through tensor
     copies and warpgroup products (docs/matmul.md has what was measured); many small ones, dense and in row order, are
-    computed in registers; other products of 16-bit floats go through tensor cores from sm_80 on, and everything else
-    through a portable kernel without them. A function is called with row and column inside the result, but perhaps
+    computed in registers; other products of 16-bit floats go through tensor cores from sm_80 on, and float32, float64
+    and complex numbers through slices that are copied ahead, float64 and complex128 on tensor cores; everything else
+    through a portable kernel. A function is called with row and column inside the result, but perhaps
     more than once for the last ones; it must have no side effects. In float32, silu and gelu_tanh are computed with
     the hardware's exp2 and reciprocal (relative error about 2**-21). Python numbers in `extra` become numbers of the
     accumulator's kind.
@@ -125,7 +127,11 @@ def make_gemm(
     return Gemm(GemmSpec(a_dtype, b_dtype, result, kind, steps, prologue_a, prologue_b))
 
 
-@functools.lru_cache(maxsize=64)
+_MOST = 64
+_known: dict[tuple, Gemm] = {}  # by dtypes as their libraries give them, which is quicker to find out
+
+
+@functools.lru_cache(maxsize=_MOST)
 def _planned(dtypes: tuple, out_dtype: str | None, epilogue: object) -> Gemm:
     return make_gemm(dtypes, out_dtype=out_dtype, epilogue=epilogue)
 
@@ -148,7 +154,13 @@ def gemm(
     array
         Of the kind of a, or `out`; its dtype is that of `out`, else of a (int32 or int64 for integers).
     """
-    dtypes = arrays.describe(a, "a").dtype, arrays.describe(b, "b").dtype
     epilogue = tuple(epilogue) if isinstance(epilogue, list) else epilogue
-    result = None if out is None else arrays.describe(out, "out").dtype
-    return _planned(dtypes, result, epilogue)(a, b, c, alpha=alpha, beta=beta, extra=extra, out=out, stream=stream)
+    kinds = getattr(a, "dtype", None), getattr(b, "dtype", None), None if out is None else getattr(out, "dtype", None)
+    plan = _known.get((kinds, epilogue))
+    if plan is None:
+        dtypes = arrays.describe(a, "a").dtype, arrays.describe(b, "b").dtype
+        plan = _planned(dtypes, None if out is None else arrays.describe(out, "out").dtype, epilogue)
+        if len(_known) >= _MOST:
+            _known.clear()
+        _known[kinds, epilogue] = plan
+    return plan(a, b, c, alpha=alpha, beta=beta, extra=extra, out=out, stream=stream)

@@ -61,7 +61,7 @@ class GemmChain:
         stream: Any = None,
     ) -> Any:  # fmt: skip
         """Multiply; see `make_gemm_chain`."""
-        seen = self.first.check(a, b, alpha, extra)
+        seen = self.first.checks.check(a, b, alpha, extra)
         left, right = seen["a"], seen["b"]
         self._check_last(c, right.columns)
         route = self._route(right.columns)
@@ -70,7 +70,7 @@ class GemmChain:
             return self.second(between, c, extra=then, out=out, stream=stream)
         last = as_matrix(arrays.describe(c, "c"))
         stand_in = _stand_in(a, left, right, seen["batch"])
-        result = self.second.check_into(stand_in, c, then, out, a)
+        result = self.second.checks.check_into(stand_in, c, then, out, a)
         inputs = {"a": a, "b": b, "c": c}
         inputs |= {f"extra[{i}]": x for i, x in enumerate(extra) if hasattr(x, "shape") and x.shape != ()}
         inputs |= {f"then[{i}]": x for i, x in enumerate(then) if hasattr(x, "shape") and x.shape != ()}

@@ -1,7 +1,6 @@
 """The kernels of a product and their launches.
 
-In: a `GemmSpec` and checked arrays. Out: ``run(a, b, c, alpha, beta, extra, d)``, good for arrays with the same shapes,
-strides and alignment, and for the same a and b where their addresses are in tensor maps.
+In: a `GemmSpec` and checked arrays. Out: a `Prepared` launch of ``(a, b, c, alpha, beta, extra, d)``.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from devkernels.kernels.gemm_route import (
     by_shape,
     small_tiling,
 )
-from devkernels.kernels.gemm_views import batched_view, numbers, wide_rows
+from devkernels.kernels.gemm_views import Prepared, batched_view, numbers, wide_rows
 from devkernels.launch import driver
 from devkernels.launch.jit import Kernel
 from devkernels.matrix import portable, small, staged, tensor
 from devkernels.matrix.steps import element_function, function_of
 
 
-def prepare(spec: GemmSpec, a: Any, b: Any, c: Any, d: Any, extra: tuple, stream: Any) -> Callable:
+def prepare(spec: GemmSpec, a: Any, b: Any, c: Any, d: Any, extra: tuple, stream: Any) -> Prepared:
     """Choose, compile (or find) and configure the kernel for checked arrays."""
     left, right, result = (as_matrix(arrays.describe(x, n)) for x, n in ((a, "a"), (b, "b"), (d, "out")))
     c_dtype = None if c is None else arrays.describe(c, "c").dtype
@@ -55,7 +54,7 @@ def prepare(spec: GemmSpec, a: Any, b: Any, c: Any, d: Any, extra: tuple, stream
 # -- the portable main loop --------------------------------------------------------------------------------------------
 
 
-def _portable(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any) -> Callable:
+def _portable(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any) -> Prepared:
     tile, depth = portable.default_tile()
     tiling = portable.PortableTiling(
         spec.accumulate, a.along_rows is not False, b.along_rows is not False, c is not None, tile, depth
@@ -65,11 +64,11 @@ def _portable(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tu
     grid = (-(-d.columns // tile) * d.batch, -(-d.rows // tile))
     launch, batch = kernel[grid, tiling.threads, stream], d.batch
 
-    def run(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> None:
-        views = [batched_view(x, batch) for x in (a, b, d if c is None else c, d)]
-        launch(*views, alpha, beta, numbers(spec, extra))
+    def arrange(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> tuple:
+        views = (batched_view(x, batch) for x in (a, b, d if c is None else c, d))
+        return (*views, alpha, beta, numbers(spec, extra))
 
-    return run
+    return Prepared(launch, arrange)
 
 
 def _converter(accumulate: str) -> Callable:
@@ -100,18 +99,18 @@ def portable_kernel(
 # -- slices copied ahead: float32, float64, complex --------------------------------------------------------------------
 
 
-def _staged(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any) -> Callable:
+def _staged(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any) -> Prepared:
     tiling = staged_tiling(spec, a, b, d, c is not None, driver.multiprocessors(driver.current_device()))
     batched = tuple(len(getattr(x, "shape", ())) == 3 for x in extra)
     (rows, columns), batch = tiling.tile, d.batch
     grid = (-(-d.columns // columns) * batch, -(-d.rows // rows))
     launch = staged_kernel(spec, tiling, batched)[grid, staged.THREADS, stream, tiling.shared_bytes]
 
-    def run(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> None:
-        views = [batched_view(x, batch) for x in (a, b, d if c is None else c, d)]
-        launch(*views, alpha, beta, numbers(spec, extra))
+    def arrange(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> tuple:
+        views = (batched_view(x, batch) for x in (a, b, d if c is None else c, d))
+        return (*views, alpha, beta, numbers(spec, extra))
 
-    return run
+    return Prepared(launch, arrange)
 
 
 def staged_tiling(spec: GemmSpec, a: Matrix, b: Matrix, d: Matrix, has_c: bool, blocks: int) -> staged.StagedTiling:
@@ -141,7 +140,7 @@ def staged_kernel(spec: GemmSpec, tiling: staged.StagedTiling, batched: tuple[bo
 # -- tensor cores, any alignment ---------------------------------------------------------------------------------------
 
 
-def _tensor(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any) -> Callable:
+def _tensor(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any) -> Prepared:
     def wide(x: Matrix) -> bool:
         return x.along_rows is True and x.columns % 8 == 0 and x.aligned()
 
@@ -153,11 +152,11 @@ def _tensor(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tupl
     grid = (-(-d.columns // tensor.TILE) * d.batch, -(-d.rows // tensor.TILE))
     launch, batch = tensor_kernel(spec, tiling, batched)[grid, tensor.THREADS, stream], d.batch
 
-    def run(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> None:
-        views = [batched_view(x, batch) for x in (a, b, d if c is None else c, d)]
-        launch(*views, alpha, beta, numbers(spec, extra))
+    def arrange(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> tuple:
+        views = (batched_view(x, batch) for x in (a, b, d if c is None else c, d))
+        return (*views, alpha, beta, numbers(spec, extra))
 
-    return run
+    return Prepared(launch, arrange)
 
 
 @functools.lru_cache(maxsize=256)
@@ -170,14 +169,14 @@ def tensor_kernel(spec: GemmSpec, tiling: tensor.TensorTiling, batched: tuple[bo
 # -- many small products -----------------------------------------------------------------------------------------------
 
 
-def _small(spec: GemmSpec, tiling: small.SmallTiling, d: Matrix, extra: tuple, stream: Any) -> Callable:
+def _small(spec: GemmSpec, tiling: small.SmallTiling, d: Matrix, extra: tuple, stream: Any) -> Prepared:
     batch, batched = d.batch, tuple(len(getattr(x, "shape", ())) == 3 for x in extra)
     launch = small_kernel(spec, tiling, batched)[tiling.blocks(batch), small.THREADS, stream]
 
-    def run(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> None:
-        launch(*(x if len(x.shape) == 3 else x[None] for x in (a, b, d)), batch, alpha, numbers(spec, extra))
+    def arrange(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> tuple:
+        return (*(x if len(x.shape) == 3 else x[None] for x in (a, b, d)), batch, alpha, numbers(spec, extra))
 
-    return run
+    return Prepared(launch, arrange)
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,12 +6,35 @@ In: checked arrays and a `GemmSpec`. Out: what kernels take.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from devkernels.kernels import arrays
 from devkernels.kernels.gemm_route import STORED_BYTES, GemmSpec, Matrix
+
+
+class Prepared:
+    """A product's kernel with its configuration chosen: call it with ``(a, b, c, alpha, beta, extra, d)``.
+
+    Good for arrays with the same shapes, strides and alignment, and for the same a and b where their addresses are in
+    tensor maps.
+    """
+
+    def __init__(self, launch: Any, arrange: Callable[..., tuple], check: Callable[[tuple], None] | None = None):
+        self._launch, self._arrange, self._check = launch, arrange, check
+
+    def __call__(self, *values: Any) -> None:
+        """Launch."""
+        arranged = self._arrange(*values)
+        if self._check is not None:
+            self._check(arranged)
+        self._launch(*arranged)
+
+    def bind(self, *values: Any) -> Callable[[], None] | None:
+        """A function that only launches again, with these very values; None where there is no such thing."""
+        return self._launch.bind(*self._arrange(*values))
 
 
 def numbers(spec: GemmSpec, extra: tuple) -> tuple:

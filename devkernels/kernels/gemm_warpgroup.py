@@ -1,13 +1,11 @@
 """The warpgroup kernel of a product and its launches: tensor maps, and what the end of a tile depends on.
 
-In: a `GemmSpec` and what is known of checked arrays. Out: ``run(a, b, c, alpha, beta, extra, d)`` for a and b where
-they are.
+In: a `GemmSpec` and what is known of checked arrays. Out: a `Prepared` launch, for a and b where they are.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from devkernels.compiler import elf
@@ -15,14 +13,14 @@ from devkernels.compiler.kernel import Options
 from devkernels.errors import CompileError
 from devkernels.kernels import arrays
 from devkernels.kernels.gemm_route import STORED_BYTES, TENSOR_DTYPES, GemmSpec, Matrix, as_matrix
-from devkernels.kernels.gemm_views import batched_view, numbers, wide
+from devkernels.kernels.gemm_views import Prepared, batched_view, numbers, wide
 from devkernels.launch import driver
 from devkernels.launch.jit import Kernel
 from devkernels.matrix import finish, warpgroup
 from devkernels.matrix.steps import operands_of, takes_all
 
 
-def prepare(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any) -> Callable:
+def prepare(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any) -> Prepared:
     """Configure the kernel for checked arrays; see `gemm_kernels.prepare`."""
     tiling = warpgroup.Tiling(
         kind=TENSOR_DTYPES[spec.a_dtype], a_turned=not a.along_rows, b_turned=bool(b.along_rows),
@@ -35,21 +33,16 @@ def prepare(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tupl
     grid = min(driver.multiprocessors(driver.current_device()), tiles)
     launch = kernel[grid, warpgroup.THREADS, stream, tiling.shared_bytes]
     maps = (0,) * warpgroup.PAD_WORDS + _map(a, tiling.a_turned) + _map(b, tiling.b_turned)
-    checked = False
 
-    def run(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> None:
-        nonlocal checked
+    def arrange(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> tuple:
         d = batched_view(d, batch)
         c = d if c is None else batched_view(c, batch)
-        values = (maps, rows, columns, steps, batch, alpha, beta, c, d, numbers(spec, extra))
-        if not checked:
-            _check_parameters(kernel.launcher(values).image)
-            checked = True
-        launch(*values)
+        return (maps, rows, columns, steps, batch, alpha, beta, c, d, numbers(spec, extra))
 
-    return run
+    return Prepared(launch, arrange, lambda values: _check_parameters(kernel.launcher(values).image))
 
 
+@functools.cache
 def _check_parameters(image: Any) -> None:
     """The tensor maps must lie on multiples of 64 bytes; where parameters begin is up to the assembler."""
     (found,) = (kernel for kernel in elf.kernels(image.cubin) if kernel.symbol == image.symbol)
