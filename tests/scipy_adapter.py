@@ -1,10 +1,11 @@
 """pytest plugin: SciPy's own tests of fftconvolve, oaconvolve and correlate, run against devkernels.
 
 in: SciPy's installed test module. out: the same tests, whose functions are replaced by ours through an adapter that
-only does what our functions leave to the caller: dtypes, axes to the end, repetition of operands along the batch.
-What we do not offer (three axes and more, objects, longdouble) goes to SciPy and is counted.
+only says which axes are meant where none are given. What we do not offer (three axes and more, objects, longdouble)
+goes to SciPy and is counted.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import numpy as np
 from scipy import signal
 
 COUNTS = {"devkernels": 0, "scipy": 0}
+_DTYPES = ("float16", "float32", "float64", "complex64", "complex128")
 _NAMES = {"fftconvolve": signal.fftconvolve, "oaconvolve": signal.oaconvolve, "correlate": signal.correlate}
 
 
@@ -23,77 +25,60 @@ def calls(folder):
     return tuple(sum(count[whose] for count in counts) for whose in ("devkernels", "scipy"))
 
 
-def module_of(array):
-    """CuPy for its arrays, NumPy for all else."""
-    cupy = sys.modules.get("cupy")
-    return cupy if cupy is not None and isinstance(array, cupy.ndarray) else np
+def ours(name, in1, in2, mode, axes):
+    """Our function for these arguments, or None where SciPy has to do it: three axes and more, objects, longdouble.
 
-
-def prepared(name, in1, in2, mode, axes):
-    """Operands as we want them, and how to put the axes back; None where SciPy has to do it."""
-    xp = module_of(in1)
+    Ours take the last axis by default, SciPy's all of them. Along an axis where one operand has a single sample SciPy
+    repeats instead of convolving, which is the same but for mode "valid", where it leaves out a check of shapes.
+    """
+    xp = sys.modules.get("cupy")
+    xp = xp if xp is not None and isinstance(in1, xp.ndarray) else np
     a, b = xp.asarray(in1), xp.asarray(in2)
-    if a.ndim == 0 or a.ndim != b.ndim or a.size == 0 or b.size == 0 or mode not in ("full", "same", "valid"):
-        return None
     dtype = np.result_type(a.dtype, b.dtype)
-    if dtype.kind in "iub" and a.size == b.size == 1:  # a product of integers, no transform
+    if mode not in ("full", "same", "valid") or dtype.name in ("longdouble", "clongdouble", "object"):
         return None
-    if dtype.kind in "iub":
-        dtype = np.dtype(np.float64)
-    if dtype.name not in ("float16", "float32", "float64", "complex64", "complex128"):
+    if dtype.name not in _DTYPES and dtype.kind not in "iub":
         return None
-    axes = range(a.ndim) if axes is None else np.atleast_1d(np.asarray(axes, dtype=int))
-    axes = sorted({int(axis) % a.ndim for axis in axes})
-    rest = [axis for axis in range(a.ndim) if axis not in axes]
-    if name != "correlate":  # axes where one operand has a single sample are broadcast, not convolved
-        alone = [x for x in axes if 1 in (a.shape[x], b.shape[x]) and (mode != "valid" or a.shape[x] >= b.shape[x])]
-        kept = [x for x in axes if x not in alone]
-        if mode == "full" and len(kept) < len(axes) and kept:
-            rest, axes = sorted(rest + alone), kept
-    if len(axes) not in (1, 2):
+    if a.ndim == b.ndim == 0:
+        return functools.partial(_counted, name, in1, in2)
+    if a.ndim != b.ndim or 0 in (a.size, b.size):  # broadcast, or no empty array of SciPy's shape
         return None
-    larger = [a.shape[x] >= b.shape[x] for x in axes]
-    if mode == "valid" and not (all(larger) or not any(larger)):
+    axes = tuple(range(a.ndim)) if axes is None else axes
+    chosen = sorted({int(axis) % a.ndim for axis in np.atleast_1d(np.asarray(axes, dtype=int))})
+    kept = [x for x in chosen if 1 not in (a.shape[x], b.shape[x])]
+    if name != "correlate" and mode == "full" and kept and len(kept) < len(chosen) <= 3:
+        axes = chosen = kept  # the others are repeated, which is the same
+    if len(chosen) not in (1, 2):
         return None
-    order = [*rest, *axes]
-    a, b = (xp.transpose(v, order).astype(dtype) for v in (a, b))
-    try:
-        batch = np.broadcast_shapes(a.shape[: len(rest)], b.shape[: len(rest)])
-    except ValueError:
+    rest = [x for x in range(a.ndim) if x not in chosen]
+    if mode == "same" and any(a.shape[x] < b.shape[x] for x in rest):  # SciPy keeps in1's rows only
         return None
-    if len(axes) == 2:
-        a = xp.ascontiguousarray(xp.broadcast_to(a, (*batch, *a.shape[-2:])))
-        b = xp.ascontiguousarray(xp.broadcast_to(b, (*batch, *b.shape[-2:])))
-    return a, b, len(axes), [int(place) for place in np.argsort(order)]
+    if mode == "valid" and kept != list(chosen) and len(chosen) > 1:
+        return None
+    return functools.partial(_counted, name, in1, in2, mode, axes=axes)
 
 
-def run(name, mode, ready):
-    """Our function on prepared operands."""
+def _counted(name, *args, **options):
     import devkernels
 
-    a, b, count, back = ready
     COUNTS["devkernels"] += 1
-    xp = module_of(a)
-    if count == 2:
-        b = xp.ascontiguousarray(b[..., ::-1, ::-1].conj()) if name == "correlate" else b
-        out = devkernels.fftconvolve(a, b, mode, axes=(-2, -1))
-    else:
-        out = getattr(devkernels, name)(a, b, mode)
-    return xp.transpose(out, back)
+    return getattr(devkernels, name)(*args, **options)
 
 
 def _adapt(name):
     theirs = _NAMES[name]
 
     def function(in1, in2, mode="full", *args, axes=None, method="auto"):
-        ready = None if args else prepared(name, in1, in2, mode, axes)
-        if ready is None or (
-            name == "correlate" and (np.asarray(in1).dtype.kind in "iub" or method not in ("auto", "fft"))
-        ):
-            COUNTS["scipy"] += 1
-            options = {"axes": axes} if axes is not None else {"method": method} if name == "correlate" else {}
-            return theirs(in1, in2, mode, *args, **options)
-        return run(name, mode, ready)
+        call = (
+            None
+            if args or (name == "correlate" and method not in ("auto", "fft"))
+            else ours(name, in1, in2, mode, axes)
+        )
+        if call is not None:
+            return call()
+        COUNTS["scipy"] += 1
+        options = {"axes": axes} if axes is not None else {"method": method} if name == "correlate" else {}
+        return theirs(in1, in2, mode, *args, **options)
 
     return function
 

@@ -147,10 +147,11 @@ def columns_spectrum_kernel(fft: BlockFFT, width: int):
 
 
 @lazy_kernel
-def columns_kernel(fft: BlockFFT, width: int):
+def columns_kernel(fft: BlockFFT, width: int, backwards: bool = True):
     """Kernel ``f(work, spectra, groups, image_rows, page_rows, start, window)``: grid (chunks of columns, pages).
 
-    In place: reads the first `image_rows` rows of a page, writes rows ``start ... start + window`` of the result.
+    In place: reads the first `image_rows` rows of a page, writes rows ``start ... start + window`` of the result. Pages
+    are taken in the opposite order of the other kernels: those written last before are still in the L2 cache.
     """
     offsets = tuple(offset * width for offset in fft.offsets)
     load = emit.gather(emit.Move(offsets, fft.dtype.name, masked=True))
@@ -165,6 +166,8 @@ def columns_kernel(fft: BlockFFT, width: int):
         shared = cuda.shared.array(0, number)
         thread, column = here()
         page = np.int64(cuda.blockIdx.y)
+        if backwards:
+            page = np.int64(cuda.gridDim.y) - 1 - page
         live = column < width
         first = thread * width + min(column, width - 1)
         base = page * page_rows * width

@@ -109,10 +109,11 @@ def _turn(fft: BlockFFT) -> Callable:
 
 
 @lazy_kernel
-def rows_filter_kernel(fft: BlockFFT, height: int):
+def rows_filter_kernel(fft: BlockFFT, height: int, backwards: bool = True):
     """Kernel ``f(work, spectra, row_turns, thread_turns, plate, segments, inner, groups)``: grid (chunks, plates).
 
-    In place. Row r of the output uses filter ``r // inner % groups``.
+    In place. Row r of the output uses filter ``r // inner % groups``. Pages are taken in the opposite order of the
+    other kernels: those written last by the kernel before are still in the L2 cache.
     """
     load, store, turns, here, convolve = fft.load, fft.store, _turn(fft), line_of(fft), convolved(fft, fft.load)
     elements, number, size = fft.elements_per_thread, fft.dtype, fft.size
@@ -125,6 +126,8 @@ def rows_filter_kernel(fft: BlockFFT, height: int):
         live = line < height
         line = min(line, height - 1)
         page = np.int64(cuda.blockIdx.y)
+        if backwards:
+            page = np.int64(cuda.gridDim.y) - 1 - page
         group = np.int64(_u(plate + page) // _u(segments) // _u(inner) % _u(groups))
         base = (page * height + line) * size + thread
         load(data, work, base)

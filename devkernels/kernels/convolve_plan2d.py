@@ -28,6 +28,16 @@ class AxisPlan:
     lead: int = 0
 
 
+def check_valid(shape: tuple[int, ...], taps: tuple[int, ...]) -> None:
+    """Raise unless one of two shapes is at least as large as the other along all axes, as mode "valid" needs."""
+    pairs = list(zip(shape, taps, strict=True))
+    if any(n < k for n, k in pairs) and any(n > k for n, k in pairs):
+        raise SpecError(
+            f"mode='valid' needs one operand at least as large as the other along every convolved axis, not {shape} "
+            f"and {taps}."
+        )
+
+
 def axis_plan(length: int, taps: int, precision: str, start: int, window: int, circular: bool = False) -> AxisPlan:
     """Plan an axis on which `window` samples from sample `start` are wanted."""
     words = convolve_plan.word_bytes(precision)

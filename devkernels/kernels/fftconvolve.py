@@ -1,4 +1,4 @@
-"""Convolution and correlation along the last axis, or the last two: the public functions.
+"""Convolution and correlation along one axis, or two: the public functions.
 
 in: arrays of NumPy, CuPy or torch. out: arrays of the same kind. Along one axis a call is one kernel; padding and
 cropping happen in its masked loads and stores, and there is no work area beyond the filter's spectrum. Filters that no
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedSizeError
-from devkernels.kernels import arrays, convolve_plan
+from devkernels.errors import ArgumentError, SpecError, UnsupportedSizeError
+from devkernels.kernels import arrays, convolve_arguments, convolve_plan
 from devkernels.kernels.convolve_plan import COMPUTE, MODES
 from devkernels.kernels.convolver import FFTConvolve
 
@@ -89,17 +89,20 @@ def make_fftconvolve(
 def fftconvolve(
     in1: Any, in2: Any, mode: str = "full", axes: Any = None, *, out: Any = None, stream: Any = None,
 ) -> Any:  # fmt: skip
-    """Convolve along the last axis, or the last two, as ``scipy.signal.fftconvolve(in1, in2, mode, axes)``.
+    """Convolve along one axis, or two, as ``scipy.signal.fftconvolve(in1, in2, mode, axes)``.
 
     Parameters
     ----------
-    in1, in2 : arrays of NumPy, CuPy or torch
-        Shapes (..., n) and (..., k) with leading axes that broadcast; same dtype. The filter, in2, is transformed in a
-        small kernel of its own; where it is used again, see `make_fftconvolve`.
+    in1, in2 : arrays of NumPy, CuPy or torch, or lists
+        Shapes (..., n) and (..., k) with leading axes that broadcast; they need not be as many. The filter, in2, is
+        transformed in a small kernel of its own; where it is used again, see `make_fftconvolve`. Different dtypes meet
+        as in NumPy; integers count as float64; two single numbers without axes give their product.
     mode : {"full", "same", "valid", "circular", "causal"}
         See `make_fftconvolve`.
-    axes : int or tuple of two int, optional
-        The last axis (-1, also None), or the last two, (-2, -1): three kernels then.
+    axes : int or tuple of one or two int, optional
+        The axes of in1 that are convolved: one kernel for one, three for two. Default: the last one (where SciPy takes
+        all). Axes that are not the last are brought there by a copy. in2 has the same ones, counted from the end, or no
+        others at all.
     out : array, optional
         Result array, contiguous.
     stream : optional
@@ -108,7 +111,7 @@ def fftconvolve(
     Returns
     -------
     array
-        Of in1's library and dtype.
+        Of in1's library, and of the dtype in which the operands meet; empty if one of them has no samples.
 
     Raises
     ------
@@ -121,11 +124,12 @@ def fftconvolve(
 def oaconvolve(
     in1: Any, in2: Any, mode: str = "full", axes: Any = None, *, out: Any = None, stream: Any = None,
 ) -> Any:  # fmt: skip
-    """Convolve long rows with a shorter filter, as ``scipy.signal.oaconvolve(in1, in2, mode, axes=-1)``.
+    """Convolve long rows with a shorter filter, as ``scipy.signal.oaconvolve(in1, in2, mode, axes)``.
 
     Overlap-save in one kernel: each segment is read, transformed, filtered and written by one thread block, and nothing
     is kept in memory between. Filters of more than 12288 samples (6144 in double precision) are done by transforms in
-    three kernels, with a work area of up to 256 MiB or one segment. Parameters, results and errors as in `fftconvolve`.
+    three kernels, with a work area of up to 256 MiB or one segment. Over two axes it is `fftconvolve`, in tiles where
+    the images are larger than a transform. Parameters, results and errors as in `fftconvolve`.
     """
     return _convolve(in1, in2, mode, axes, "overlap", out, stream)
 
@@ -133,52 +137,69 @@ def oaconvolve(
 def correlate(
     in1: Any, in2: Any, mode: str = "full", axes: Any = None, *, out: Any = None, stream: Any = None,
 ) -> Any:  # fmt: skip
-    """Correlate along the last axis, or the last two, as ``scipy.signal.correlate(in1, in2, mode, method="fft")`` does.
+    """Correlate along one axis, or two, as ``scipy.signal.correlate(in1, in2, mode, method="fft")`` does.
 
-    ``correlate(x, h)`` is `fftconvolve` of x with the conjugate of h in reversed order; parameters as there.
+    ``correlate(x, h)`` is `fftconvolve` of x with the conjugate of h in reversed order; parameters as there. The
+    result has the dtype in which the operands meet in NumPy: integers give integers, rounded.
     """
-    seen = arrays.describe(in2, "in2", gradients=True)
-    turned = tuple(range(-min(_axes(axes, len(in1.shape)), len(seen.shape)), 0))
-    if seen.library == "torch":
-        reversed_ = in2.flip(turned)
-        reversed_ = reversed_.conj().resolve_conj() if reversed_.is_complex() else reversed_
-    else:
-        reversed_ = in2[(..., *(slice(None, None, -1) for _ in turned))].conj()
-    return _convolve(in1, reversed_, mode, axes, None, out, stream)
+    return _convolve(in1, in2, mode, axes, None, out, stream, turned=True)
 
 
-def _convolve(in1: Any, in2: Any, mode: str, axes: Any, method: str | None, out: Any, stream: Any) -> Any:
-    first, second = (arrays.describe(a, n, gradients=True) for a, n in ((in1, "in1"), (in2, "in2")))
-    if not first.shape or not second.shape:
-        raise ArgumentError("both arrays need at least one axis.")
-    count = _axes(axes, len(first.shape))
-    if first.dtype != second.dtype:
-        raise ArgumentTypeError(f"in1 has dtype {first.dtype} and in2 {second.dtype}; convert one of them.")
-    if 0 in (first.shape[-1], second.shape[-1]):
-        raise ArgumentError(f"in1 has shape {first.shape} and in2 {second.shape}: no samples to convolve.")
-    if count == 2:
-        from devkernels.kernels.fftconvolve2d import make_fftconvolve2d
+def _convolve(
+    in1: Any, in2: Any, mode: str, axes: Any, method: str | None, out: Any, stream: Any, turned: bool = False
+) -> Any:
+    if stream is not None:
+        with arrays.on_stream(convolve_arguments.as_array(in1), stream):
+            return _convolve(in1, in2, mode, axes, method, out, None, turned)
+    if out is None and axes is None and convolve_arguments.numbers(in1, in2):
+        first, second = (convolve_arguments.as_array(number) for number in (in1, in2))
+        return first * (second.conj() if turned else second)
+    asked = convolve_arguments.operands(in1, in2, mode, axes, whole=turned)
+    x, h = asked.first, asked.second
+    if turned:
+        h = _reversed(h, asked.count)
+    if 0 in (*asked.lasts[0], *asked.lasts[1]):
+        return _nothing(asked, x, out)
+    if asked.plain:
+        return _planned_call(asked, x, h, mode, method, out)
+    result = asked.finished(_planned_call(asked, x, h, mode, method, None))
+    if out is None:
+        return result
+    seen = arrays.describe(x, "in1", gradients=True)
+    arrays.check_result(out, seen, tuple(result.shape), asked.whole or asked.dtype, mode)
+    out[...] = result
+    return out
 
-        if len(second.shape) < 2 or 0 in (*first.shape[-2:], *second.shape[-2:]):
-            raise ArgumentError(f"in1 has shape {first.shape} and in2 {second.shape}; both need two axes of samples.")
-        try:
-            plan = make_fftconvolve2d(first.shape[-2:], second.shape[-2:], first.dtype, mode)
-        except UnsupportedSizeError:  # larger than a transform
-            from devkernels.kernels import convolve_tiles
 
-            arrays.check_same_device(first, second, ("in1", "in2"))
-            with arrays.on_stream(in1, stream):
-                return convolve_tiles.convolve(in1, in2, mode, out)
-        return plan(in1, in2, out=out, stream=stream)
-    plan = make_fftconvolve(first.shape[-1], second.shape[-1], first.dtype, mode, method=method)
-    return plan(in1, in2, out=out, stream=stream)
+def _planned_call(asked: convolve_arguments.Operands, x: Any, h: Any, mode: str, method: str | None, out: Any) -> Any:
+    """The convolution of operands along their last axes."""
+    (*_, length), (*_, taps) = asked.lasts
+    if asked.count == 1:
+        return make_fftconvolve(length, taps, asked.dtype, mode, method=method)(x, h, out=out)
+    from devkernels.kernels.fftconvolve2d import make_fftconvolve2d
+
+    try:
+        plan = make_fftconvolve2d(*asked.lasts, asked.dtype, mode)
+    except UnsupportedSizeError:  # larger than a transform
+        from devkernels.kernels import convolve_tiles
+
+        return convolve_tiles.convolve(x, h, mode, out)
+    return plan(x, h, out=out)
 
 
-def _axes(axes: Any, ndim: int) -> int:
-    """1 for the last axis, 2 for the last two."""
-    given = (axes,) if isinstance(axes, int) else (-1,) if axes is None else tuple(axes)
-    wanted = sorted(axis + ndim if axis < 0 else axis for axis in given)
-    for count in (1, 2):
-        if count <= ndim and wanted == list(range(ndim - count, ndim)):
-            return count
-    raise SpecError(f"axes={axes!r} is not supported: use the last axis (-1) or the last two (-2, -1).")
+def _reversed(h: Any, count: int) -> Any:
+    """Conjugate, and reversed along the last axes."""
+    if arrays.library(h, "in2") == "torch":
+        h = h.flip(tuple(range(-count, 0)))
+        return h.conj().resolve_conj() if h.is_complex() else h
+    return h[(..., *(slice(None, None, -1),) * count)].conj()
+
+
+def _nothing(asked: convolve_arguments.Operands, x: Any, out: Any) -> Any:
+    """The result without samples that SciPy gives where an operand has none."""
+    if out is not None:
+        raise ArgumentError(
+            f"in1 and in2 have {asked.lasts[0]} and {asked.lasts[1]} samples: there is nothing for out."
+        )
+    batch = np.broadcast_shapes(*(shape[: -asked.count] for shape in asked.shapes))
+    return asked.moved(arrays.empty(x, (*batch, *(0,) * asked.count), asked.whole or asked.dtype))

@@ -20,7 +20,7 @@ from devkernels.kernels import arrays, convolve_images, convolve_plan
 from devkernels.kernels.convolve_batch import expand
 from devkernels.kernels.convolve_long import columns_fft
 from devkernels.kernels.convolve_plan import COMPUTE, MODES
-from devkernels.kernels.convolve_plan2d import AxisPlan, axis_plan
+from devkernels.kernels.convolve_plan2d import AxisPlan, axis_plan, check_valid
 from devkernels.kernels.convolve_recipe import Recipes, key_of
 
 _MOST_GRID_Y = 65535
@@ -343,4 +343,6 @@ def make_fftconvolve2d(
         raise SpecError(f"mode={mode!r} must be one of {', '.join(MODES)}.")
     if len(shape) != 2 or len(taps) != 2 or min(*shape, *taps) < 1:
         raise SpecError(f"shape={shape!r} and taps={taps!r} must be two positive lengths each.")
+    if mode == "valid":
+        check_valid(shape, taps)
     return _planned(tuple(map(int, shape)), tuple(map(int, taps)), name, mode, prologue, epilogue)
