@@ -31,7 +31,7 @@ from devkernels.kernels.gemm_route import (
 from devkernels.kernels.gemm_views import Prepared, batched_view, numbers, wide_rows
 from devkernels.launch import driver
 from devkernels.launch.jit import Kernel
-from devkernels.matrix import portable, small, staged, tensor
+from devkernels.matrix import packed, portable, small, staged, tensor
 from devkernels.matrix.steps import element_function, function_of
 
 
@@ -41,7 +41,9 @@ def prepare(spec: GemmSpec, a: Any, b: Any, c: Any, d: Any, extra: tuple, stream
     c_dtype = None if c is None else arrays.describe(c, "c").dtype
     route = by_shape(spec, target.current_target(), left, right, result, c_dtype)
     if route.path == SMALL:
-        return _small(spec, small_tiling(spec, left, right, result, c is not None), result, extra, stream)
+        tiling = small_tiling(spec, left, right, result, c is not None, target.current_target())
+        make = _packed if isinstance(tiling, packed.PackedTiling) else _small
+        return make(spec, tiling, result, extra, stream)
     if route.path == TENSOR:
         return _tensor(spec, left, right, c, result, extra, stream)
     if route.path == STAGED:
@@ -177,6 +179,25 @@ def _small(spec: GemmSpec, tiling: small.SmallTiling, d: Matrix, extra: tuple, s
         return (*(x if len(x.shape) == 3 else x[None] for x in (a, b, d)), batch, alpha, numbers(spec, extra))
 
     return Prepared(launch, arrange)
+
+
+def _packed(spec: GemmSpec, tiling: packed.PackedTiling, d: Matrix, extra: tuple, stream: Any) -> Prepared:
+    batch, batched = d.batch, tuple(len(getattr(x, "shape", ())) == 3 for x in extra)
+    kernel = packed_kernel(spec, tiling, batched)
+    launch = kernel[-(-batch // tiling.count), tiling.threads, stream, tiling.shared_bytes]
+
+    def arrange(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> tuple:
+        views = (batched_view(x, batch) for x in (a, b, d if c is None else c, d))
+        return (*views, alpha, beta, numbers(spec, extra))
+
+    return Prepared(launch, arrange)
+
+
+@functools.lru_cache(maxsize=256)
+def packed_kernel(spec: GemmSpec, tiling: packed.PackedTiling, batched: tuple[bool, ...]) -> Kernel:
+    """The kernel for sizes that are constants; see `packed.make_kernel`."""
+    epilogue = element_function(spec.steps, np.dtype(spec.accumulate).type, batched)
+    return Kernel(packed.make_kernel(tiling, epilogue), Options(launch_bounds=tiling.threads))
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,12 +6,12 @@ In: a `GemmSpec` and what is known of the arrays. Out: a `Route`. Nothing is com
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from devkernels import target
 from devkernels.kernels.arrays import Described
-from devkernels.matrix import small, staged
+from devkernels.matrix import packed, small, staged
 from devkernels.matrix.steps import Step
 
 WARPGROUP, TENSOR, STAGED, SMALL, PORTABLE = "warpgroup", "tensor", "staged", "small", "portable"
@@ -130,11 +130,17 @@ def _staged(spec: GemmSpec, architecture: target.Target) -> Route:
     return Route(STAGED, f"{dtype} on {architecture}: slices are copied ahead into shared memory; {how}")
 
 
-def small_tiling(spec: GemmSpec, a: Matrix, b: Matrix, d: Matrix, has_c: bool) -> small.SmallTiling | None:
-    """How many small products are cut, or None if they are none, or not dense and in row order."""
-    if target.simulating() or d.batch < _MANY or has_c or spec.prologue_a is not None or spec.prologue_b is not None:
+def small_tiling(
+    spec: GemmSpec, a: Matrix, b: Matrix, d: Matrix, has_c: bool, architecture: target.Target
+) -> small.SmallTiling | packed.PackedTiling | None:
+    """How small products are cut, or None if they are none, or do not lie as such main loops need."""
+    if target.simulating() or d.batch < _MANY or spec.prologue_a is not None or spec.prologue_b is not None:
         return None
-    if not small.suits(d.rows, d.columns, a.columns, spec.a_dtype, spec.b_dtype, spec.out_dtype, spec.accumulate):
+    sizes = d.rows, d.columns, a.columns
+    one = spec.a_dtype == spec.b_dtype == spec.accumulate and packed.suits(*sizes, spec.a_dtype, spec.out_dtype)
+    if one and architecture.major >= 8 and all(x.along_rows is not None and x.aligned() for x in (a, b)):
+        return _packed(spec, a, b, d, has_c)
+    if has_c or not small.suits(*sizes, spec.a_dtype, spec.b_dtype, spec.out_dtype, spec.accumulate):
         return None
     for x in (a, b, d):
         row = x.columns * x.itemsize
@@ -145,17 +151,28 @@ def small_tiling(spec: GemmSpec, a: Matrix, b: Matrix, d: Matrix, has_c: bool) -
         )
         if not dense or x.pointer % 16:
             return None
-    return small.SmallTiling(d.rows, d.columns, a.columns, spec.a_dtype, spec.b_dtype, spec.out_dtype,
-                             spec.accumulate, a.batch > 1, b.batch > 1)  # fmt: skip
+    return small.SmallTiling(*sizes, spec.a_dtype, spec.b_dtype, spec.out_dtype, spec.accumulate, a.batch > 1,
+                             b.batch > 1)  # fmt: skip
+
+
+def _packed(spec: GemmSpec, a: Matrix, b: Matrix, d: Matrix, has_c: bool) -> packed.PackedTiling:
+    tiling = packed.PackedTiling(
+        d.rows, d.columns, a.columns, spec.a_dtype, spec.out_dtype, a.along_rows is True, b.along_rows is False, has_c
+    )
+    run = tiling.run * d.itemsize
+    return replace(tiling, d_wide=d.along_rows is True and run % 4 == 0 and d.aligned(min(16, run)))
 
 
 def by_shape(
     spec: GemmSpec, architecture: target.Target, a: Matrix, b: Matrix, d: Matrix, c_dtype: str | None = None
 ) -> Route:
     """The same for given operands, and a c of this dtype if one is read."""
-    tiling = small_tiling(spec, a, b, d, c_dtype is not None)
-    if tiling is not None:
-        how = "a warp each, on tensor cores" if tiling.in_warps else "a thread for each row"
+    tiling = small_tiling(spec, a, b, d, c_dtype is not None, architecture)
+    if tiling is not None and not (spec.accumulate != "float32" and c_dtype in TENSOR_DTYPES):
+        if isinstance(tiling, packed.PackedTiling):
+            how = f"{tiling.threads_each} threads each, {tiling.count} in the shared memory of a block"
+        else:
+            how = "a warp each, on tensor cores" if tiling.in_warps else "a thread for each row"
         return Route(SMALL, f"{d.batch} products of {d.rows} x {d.columns} x {a.columns}: {how}")
     route = by_kind(spec, architecture)
     if max(d.rows, d.columns, a.columns) > _MAX_LENGTH:

@@ -103,6 +103,52 @@ def make_copy(lines: int, length: int, pitch: int, item: int, piece: int, thread
     return copy
 
 
+@functools.cache
+def make_copy_products(count: int, lines: int, pieces: int, pitch: int, product_bytes: int, threads: int) -> Callable:
+    """Return ``copy(to, base, product_step, line_step, first, last, thread)``: `count` matrices to shared memory.
+
+    Matrix p, number first + p, has `lines` lines of `pieces` times 16 bytes; numbers from `last` on are left out.
+    """
+    total = count * lines * pieces
+    text = f"cp.async.cg.shared.global [$0], [$1], {WIDEST};"
+
+    @intrinsic
+    def copy(typingctx, to, base, product_step, line_step, first, last, thread):
+        def codegen(context, builder, signature, arguments):
+            to_ = context.cast(builder, arguments[0], signature.args[0], types.uint32)
+            product_step_, line_step_ = (signed(context, builder, v, t)
+                                         for v, t in zip(arguments[2:4], signature.args[2:4], strict=True))  # fmt: skip
+            first_, last_, thread_ = (context.cast(builder, v, t, types.int32)
+                                      for v, t in zip(arguments[4:7], signature.args[4:7], strict=True))  # fmt: skip
+            kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32), ir.IntType(64)])
+
+            def parts(number, each: int):
+                outer = builder.udiv(number, i32(each))
+                return outer, builder.sub(number, builder.mul(outer, i32(each)))
+
+            for step in range(-(-total // threads)):
+                number = builder.add(thread_, i32(step * threads))
+                product, rest = parts(number, lines * pieces)
+                line, piece = parts(rest, pieces)
+                own = builder.add(first_, product)
+                inside = builder.icmp_signed("<", own, last_)
+                if (step + 1) * threads > total:
+                    inside = builder.and_(inside, builder.icmp_signed("<", number, i32(total)))
+                with builder.if_then(inside):
+                    far = builder.mul(builder.sext(own, ir.IntType(64)), product_step_)
+                    near = builder.mul(builder.zext(line, ir.IntType(64)), line_step_)
+                    inner = builder.zext(builder.shl(piece, i32(4)), ir.IntType(64))
+                    source = builder.add(builder.add(arguments[1], far), builder.add(near, inner))
+                    offset = builder.add(builder.mul(product, i32(product_bytes)), builder.mul(line, i32(pitch)))
+                    sink = builder.add(to_, builder.add(offset, builder.shl(piece, i32(4))))
+                    builder.asm(kind, text, "r,l,~{memory}", [sink, source], side_effect=True)
+            return context.get_dummy_value()
+
+        return types.void(to, types.uint64, product_step, line_step, first, last, thread), codegen
+
+    return copy
+
+
 # -- numbers of a slice ------------------------------------------------------------------------------------------------
 
 

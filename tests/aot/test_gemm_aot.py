@@ -6,7 +6,7 @@ import devkernels
 from devkernels.compiler import elf
 from devkernels.compiler.image import Parameter
 from devkernels.kernels import gemm_chain, gemm_kernels
-from devkernels.matrix import chain, small, staged, tensor, warpgroup
+from devkernels.matrix import chain, packed, small, staged, tensor, warpgroup
 from tests.sass import Sass
 
 
@@ -85,6 +85,23 @@ def test_small_products_stay_in_registers():
     assert sass.count("STG.E.64") == 2
     assert sass.spills == 0
     assert image.shared_bytes == 0
+
+
+@pytest.mark.parametrize(("dtype", "operation"), [("float32", "FFMA"), ("complex64", "FFMA"), ("float64", "DFMA")])
+def test_small_products_in_shared_memory(dtype, operation):
+    """16 x 16: sixteen sums a thread, everything in accesses of 16 bytes, nothing spilled."""
+    tiling = packed.PackedTiling(16, 16, 16, dtype, dtype, True, False, d_wide=True)
+    matrices = (Parameter(n, "array", dtype, 3, "A") for n in "abcd")
+    scalars = (Parameter(n, "scalar", dtype) for n in ("alpha", "beta"))
+    signature = (*matrices, *scalars, Parameter("extra", "tuple", items=()))
+    image = devkernels.compile(
+        gemm_kernels.packed_kernel(devkernels.make_gemm(dtype).spec, tiling, ()), signature, "sm_90"
+    )
+    sass = Sass(image)
+    assert sass.count(operation) >= 16 * 16 * (4 if dtype == "complex64" else 1)
+    assert sass.count("LDGSTS.E.BYPASS.128") == sass.count("LDGSTS") > 0
+    assert sass.count("STG.E.128") == sass.count("STG") == (4 if dtype == "float32" else 8)
+    assert sass.spills == 0
 
 
 @pytest.mark.parametrize("wide", [True, False])

@@ -86,7 +86,12 @@ def test_small_products():
     assert not route(a, b, d, c_dtype="float16").startswith("small")
     assert not route(a.swapaxes(1, 2), b, d).startswith("small")
     singles = [aligned((20, 12, 12), "f4") for _ in range(3)]
-    assert "a thread for each row" in route(*singles, dtype="float32")
+    assert route(*singles, dtype="float32").endswith("9 threads each, 14 in the shared memory of a block")
+    assert "in the shared memory" in route(*singles, dtype="float32", c_dtype="float32")
+    assert "in the shared memory" in route(singles[0].swapaxes(1, 2), *singles[1:], dtype="float32")
+    assert "a thread for each row" in route(*singles, dtype="float32", target="sm_75")
+    odd = [aligned((20, 7, 7), "f4") for _ in range(3)]
+    assert "a thread for each row" in route(*odd, dtype="float32")
     large = [aligned((20, 65, 65), "f4") for _ in range(3)]
     assert route(*large, dtype="float32").startswith("staged")
     doubles = [aligned((20, 65, 65), "f8") for _ in range(3)]

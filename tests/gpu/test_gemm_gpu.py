@@ -224,6 +224,31 @@ def test_many_small_products(m, n, k, dtype, rng):
     assert bool(cupy.array_equal(ends(a, b, alpha=2, extra=(residual,)), wanted.astype(dtype)))
 
 
+@pytest.mark.parametrize("size", [(16, 16, 16), (12, 20, 8), (32, 64, 4), (64, 64, 64), (16, 24, 36)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_small_products_in_shared_memory(dtype, size, rng):
+    """In every order, with c, with gaps, one matrix for all, and a number that fills no block."""
+    m, n, k = size
+    wide = "c16" if dtype.startswith("c") else "f8"
+    a, b, c = (cupy.asarray(integers(rng, (37, *s), dtype)) for s in ((m, k), (k, n), (m, n)))
+    want = (a.astype(wide) @ b.astype(wide)).astype(dtype)
+    plan = devkernels.make_gemm(dtype)
+    turned_a, turned_b = (cupy.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (a, b))
+    for left, right in ((a, b), (a, turned_b), (turned_a, b), (turned_a, turned_b)):
+        assert "\nsmall: 37 products" in plan.describe(left, right)
+        assert "in the shared memory of a block" in plan.describe(left, right)
+        large = cupy.full((40, m, n), cupy.nan, dtype)
+        plan(left, right, out=large[:37])
+        assert bool(cupy.array_equal(large[:37], want))
+        assert bool(cupy.isnan(large[37:]).all())
+    assert bool(cupy.array_equal(plan(a, b, c, alpha=2, beta=3), 2 * want + 3 * c))
+    assert bool(cupy.array_equal(plan(a[::2], b[::2]), want[::2]))
+    assert bool(cupy.array_equal(plan(a, b[5]), (a.astype(wide) @ b[5].astype(wide)).astype(dtype)))
+    out = cupy.full((37, n, m), cupy.nan, dtype).swapaxes(1, 2)
+    plan(a, b, out=out)
+    assert bool(cupy.array_equal(out, want))
+
+
 def test_small_products_with_c_or_gaps(rng):
     a, b = (cupy.asarray(integers(rng, s, "f4")) for s in ((40, 8, 8), (40, 8, 8)))
     plan = devkernels.make_gemm("float32")
