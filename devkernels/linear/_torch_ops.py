@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from devkernels.linear._torch_run import backward, forward_code, keeps_mask, mlp_backward, mlp_forward, run
+from devkernels.linear._torch_mlp import mlp_backward, mlp_forward
+from devkernels.linear._torch_run import backward, forward_code, keeps_mask, run
 from devkernels.linear._torch_train import known, learned
 from devkernels.linear.epilog import gelu_aux_columns, relu_mask_bytes
 

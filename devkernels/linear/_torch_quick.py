@@ -26,11 +26,21 @@ def autocast(x: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
     return (x, *others)
 
 
+def _of_nothing(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    """The layer for a batch of no tokens, where there is nothing to fuse."""
+    raw.forward_code(activation, bias is not None, False)
+    raw.check_layer(x, weight)
+    y = torch.nn.functional.linear(x, weight, bias)
+    return y if activation is None else y.relu() if activation == "relu" else torch.nn.functional.gelu(y)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
     """``activation(x @ weight.T + bias)``, outside of torch.compile. One function, since every call in it is felt."""
     if any_autocast():
         x, weight, bias = autocast(x, weight, bias)
     if _grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
+        if 0 in x.shape:
+            return _of_nothing(x, weight, bias, activation)
         return ops.linear(x, weight, bias, activation)
     look = learned.known.get(id(weight))
     if look is not None and look.activation == activation:
@@ -41,6 +51,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | Non
                 out = look.new_out()
                 look.lt.launch(a, b, 0, out.data_ptr(), side, 0, raw._raw_stream(look.index))
                 return out
+    if 0 in x.shape:
+        return _of_nothing(x, weight, bias, activation)
     code = raw.forward_code(activation, bias is not None, False)
     y = raw.run(x, weight, bias, code)[0]
     learned.learn(x, weight, bias, activation, code)

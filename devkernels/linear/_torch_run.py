@@ -1,4 +1,4 @@
-"""Planned products on raw tensors: forward and backward of one layer and of a chain of layers.
+"""Planned products on raw tensors: forward and backward of one layer.
 
 in: tensors without regard to autograd.  out: results, and what the backward pass needs.
 """
@@ -10,7 +10,7 @@ import functools
 import torch
 from torch import Tensor
 
-from devkernels.errors import ArgumentError
+from devkernels.errors import ArgumentError, ArgumentTypeError
 from devkernels.linear import kept
 from devkernels.linear.activations import on_device
 from devkernels.linear.arrays import package
@@ -51,10 +51,19 @@ def flatten(name: str, x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 
-def _plan_layer(x: Tensor, weight: Tensor, bias: Tensor | None, code: int, compute: str | None) -> _Entry:
-    flat = flatten("x", x)
-    if weight.dim() != 2 or flat.shape[-1] != weight.shape[1]:
+def check_layer(x: Tensor, weight: Tensor) -> None:
+    """Raise unless an input fits a weight."""
+    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ArgumentError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)}: their last axes must be equal.")
+    if x.dtype != weight.dtype:
+        raise ArgumentTypeError(
+            f"x is {str(x.dtype)[6:]} and weight is {str(weight.dtype)[6:]}; convert one, or use torch.autocast."
+        )
+
+
+def _plan_layer(x: Tensor, weight: Tensor, bias: Tensor | None, code: int, compute: str | None) -> _Entry:
+    check_layer(x, weight)
+    flat = flatten("x", x)
     prepared = prepare(analyse(flat, weight.T, bias=bias, epilog=Epilog(code), compute_type=compute))
     return _Entry(prepared, (*x.shape[:-1], prepared.spec.n), flat.data_ptr() != x.data_ptr())
 
@@ -265,33 +274,3 @@ def _step_for(dy, x, weight, kept, kind: str | None, sums: bool) -> _Step | None
             if step.input is None or step.weight is None:
                 step = None
     return _steps.keep(key, step)
-
-
-def mlp_forward(x: Tensor, weights, biases, activation: str) -> list[Tensor]:
-    """Result, then the inputs of all layers but the first, then the raw masks of all layers but the last."""
-    code = forward_code(activation, True, True)
-    inputs, masks = [], []
-    for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
-        x, mask = run(x, weight, bias, code)
-        inputs.append(x)
-        masks.append(mask)
-    y, _ = run(x, weights[-1], biases[-1], BIAS)
-    return [y, *inputs, *masks]
-
-
-def mlp_backward(dy: Tensor, x: Tensor, weights, kept, activation: str) -> list[Tensor]:
-    """Gradient of the input, of all weights, and of all biases."""
-    layers = len(weights)
-    inputs, masks = [x, *kept[: layers - 1]], kept[layers - 1 :]
-    below = int(Epilog.DRELU_BGRAD if activation == "relu" else Epilog.DGELU_BGRAD)
-    dz, known = flatten("dy", dy), None
-    weight_gradients, bias_gradients = [], []
-    for index in range(layers - 1, -1, -1):
-        dw, db = product(BGRADA if known is None else DEFAULT, dz.T, flatten("x", inputs[index]))
-        weight_gradients.append(dw)
-        bias_gradients.append(db if known is None else known)
-        if index:
-            dz, known = product(below, dz, weights[index], masks[index - 1])
-        else:
-            dz, known = product(DEFAULT, dz, weights[0])
-    return [dz.reshape(x.shape), *weight_gradients[::-1], *bias_gradients[::-1]]

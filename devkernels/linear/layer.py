@@ -28,6 +28,8 @@ from devkernels.linear.matmul import prepare, product
 from devkernels.linear.operands import analyse
 from devkernels.linear.tune_layer import autotune
 
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
 
 class Gradients(NamedTuple):
     """What `FusedLinear.backward` returns."""
@@ -67,8 +69,8 @@ class FusedLinear:
     bias : bool
         Whether there is one.
     dtype : str
-        float16, bfloat16 (CuPy), float32, float64.
-    package : {"numpy", "cupy"}
+        float16, bfloat16 (with ml_dtypes), float32, float64.
+    package_name : {"numpy", "cupy"}
         Whose arrays the layer works on. For torch see `devkernels.linear.torch`.
     device : int
         Device number (CuPy).
@@ -92,7 +94,11 @@ class FusedLinear:
                 raise SpecError(f"{name}={value!r} must be a whole number of at least 1.")
         Epilog.of(activation, bias=bias, aux=False)  # says what is wrong with the activation
         if package_name not in ("numpy", "cupy"):
-            raise SpecError(f"package={package_name!r}; possible are 'numpy' and 'cupy' (torch has its own modules).")
+            raise SpecError(
+                f"package_name={package_name!r}; possible are 'numpy' and 'cupy' (torch has its own modules)."
+            )
+        if dtype not in _DTYPES:
+            raise SpecError(f"dtype={dtype!r}; possible are {', '.join(_DTYPES)}.")
         self.in_features, self.out_features, self.activation = in_features, out_features, activation
         self.compute_type, self.dtype = compute_type, dtype
         self.arrays = package(package_name)

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from devkernels.errors import ArgumentError, SpecError
+from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
 from devkernels.linear import _torch_ops as ops
 from devkernels.linear import _torch_run as raw
 from devkernels.linear import _torch_train
 from devkernels.linear._torch_graphs import Recording
+from devkernels.linear._torch_mlp import mlp_backward, mlp_forward
 from devkernels.linear._torch_quick import any_autocast, autocast
 from devkernels.linear._torch_quick import linear as _linear
 from devkernels.linear.epilog import Epilog
@@ -60,6 +61,11 @@ def _traced(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | No
     """The same through the registered operator, for torch.compile and torch.export."""
     x, weight, bias = autocast(x, weight, bias)
     return torch.ops.devkernels.linear_forward(x, weight, bias, activation or "none", activation == "gelu")[0]
+
+
+def _check_sample(x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise ArgumentTypeError(f"x is a {type(x).__module__}.{type(x).__qualname__}; record() takes a tensor.")
 
 
 def _replayed(recording: Recording, x: Tensor, parameters: tuple[Tensor, ...]) -> Tensor | None:
@@ -151,6 +157,7 @@ class FusedLinear(nn.Module):
         lie in memory that the next call writes again (``backward()`` copies them to ``.grad``). Record again after
         `autotune`. A layer that is copied or pickled loses its recording.
         """
+        _check_sample(x)
         weight, bias, activation = self.weight, self.bias, self.activation
         parameters = (weight,) if bias is None else (weight, bias)
         code = raw.forward_code(activation, bias is not None, raw.keeps_mask(x, weight, activation))
@@ -228,6 +235,10 @@ class FusedMLP(nn.Module):
             weights, biases = cast[: len(weights)], cast[len(weights) :]
         if _compiling():
             return torch.ops.devkernels.mlp_forward(x, weights, biases, self.activation)[0]
+        if 0 in x.shape:
+            for layer in self.layers:
+                x = layer(x)
+            return x
         if self._recording is not None:
             y = _replayed(self._recording, x, (*weights, *biases))
             if y is not None:
@@ -241,15 +252,16 @@ class FusedMLP(nn.Module):
 
     def record(self, x: Tensor, *, copy: bool = True) -> FusedMLP:
         """Capture forward and backward pass in CUDA graphs, see `FusedLinear.record`."""
+        _check_sample(x)
         weights, biases = [layer.weight for layer in self.layers], [layer.bias for layer in self.layers]
         activation = self.activation
 
         def forward(x: Tensor) -> tuple[Tensor, list[Tensor]]:
-            y, *kept = raw.mlp_forward(x, weights, biases, activation)
+            y, *kept = mlp_forward(x, weights, biases, activation)
             return y, kept
 
         def backward(dy: Tensor, x: Tensor, kept: list[Tensor], need_x: bool) -> tuple[Tensor, ...]:
-            return tuple(raw.mlp_backward(dy, x, weights, kept, activation))
+            return tuple(mlp_backward(dy, x, weights, kept, activation))
 
         self._recording = Recording(forward, backward, x, (*weights, *biases), copy) if raw.on_gpu(x) else None
         return self

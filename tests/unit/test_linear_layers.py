@@ -117,7 +117,14 @@ def test_forward_and_backward_belong_together(rng):
 
 
 def test_wrong_arguments(rng):
-    for wrong in (dict(in_features=0), dict(out_features=2.5), dict(activation="selu"), dict(package_name="torch")):
+    for wrong in (
+        dict(in_features=0),
+        dict(out_features=2.5),
+        dict(activation="selu"),
+        dict(package_name="torch"),
+        dict(dtype="int8"),
+        dict(dtype="float12"),
+    ):
         with pytest.raises(SpecError):
             FusedLinear(**{"in_features": 3, "out_features": 4, **wrong})
     layer = adopt(FusedLinear(4, 6))

@@ -111,6 +111,21 @@ def test_inputs_that_are_not_contiguous():
     close(layer(x), ACTIVATIONS["gelu"](nn.functional.linear(x, layer.weight, layer.bias)), 1e-12)
 
 
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_no_tokens_at_all(activation):
+    """The last batch of a loop may be empty; nn.Linear takes it."""
+    layer = FusedLinear(6, 4, activation=activation)
+    with torch.no_grad():
+        assert layer(torch.zeros(2, 0, 6)).shape == (2, 0, 4)
+    x = torch.zeros(0, 6, requires_grad=True)
+    y = layer(x)
+    assert y.shape == (0, 4)
+    y.sum().backward()
+    assert x.grad.shape == (0, 6)
+    assert not layer.weight.grad.any()
+    assert FusedMLP([6, 5, 4])(x).shape == (0, 4)
+
+
 def test_state_dict_is_that_of_nn_linear():
     linear, layer = nn.Linear(6, 4), FusedLinear(6, 4, activation="relu")
     assert list(layer.state_dict()) == list(linear.state_dict())
@@ -193,7 +208,8 @@ def test_wrong_calls():
     layer = FusedLinear(6, 4)
     for error, call in (
         (ArgumentError, lambda: layer(torch.ones(3, 5))),
-        (ArgumentError, lambda: layer(torch.ones(0, 6))),
+        (ArgumentError, lambda: layer(torch.ones(0, 5))),
+        (ArgumentError, lambda: layer(torch.tensor(1.0))),
         (ArgumentTypeError, lambda: layer(torch.ones(3, 6).double())),
         (ArgumentError, lambda: fused_linear(torch.ones(3, 6), torch.ones(4, 6), torch.ones(3))),
         (SpecError, lambda: fused_linear(torch.ones(3, 6), torch.ones(4, 6), None, "tanh")),
@@ -233,3 +249,13 @@ def test_tf32_follows_torch(monkeypatch):
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     rounded = (fused_matmul(a, b) - want).norm() / want.norm()
     assert exact < 1e-6 < 1e-5 < rounded < 2**-11
+
+
+def test_what_does_not_fit_is_said_by_name():
+    layer = FusedLinear(6, 4)
+    with pytest.raises(ArgumentTypeError, match=r"x is float64 and weight is float32.*autocast"):
+        layer(torch.zeros(3, 6, dtype=torch.float64))
+    with pytest.raises(ArgumentTypeError, match="takes a tensor"):
+        layer.record([1.0])
+    with pytest.raises(ArgumentTypeError, match="takes a tensor"):
+        FusedMLP([6, 4]).record(None)
