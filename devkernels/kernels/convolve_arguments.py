@@ -14,6 +14,7 @@ import numpy as np
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
 from devkernels.kernels import arrays
 from devkernels.kernels.convolve_plan import COMPUTE, MODES
+from devkernels.kernels.convolve_views import converted, moved
 
 _NUMBERS = (bool, int, float, complex, np.generic)
 
@@ -43,14 +44,14 @@ class Operands(NamedTuple):
         """Whether the convolution's result is the caller's."""
         return self.places is None and self.whole is None
 
-    def moved(self, result: Any) -> Any:
+    def placed(self, result: Any) -> Any:
         """The result with its axes where the caller's are (a view)."""
-        return result if self.places is None else _move(result, range(-self.count, 0), self.places)
+        return result if self.places is None else moved(result, range(-self.count, 0), self.places)
 
     def finished(self, result: Any) -> Any:
         """The caller's result."""
-        result = self.moved(result)
-        return result if self.whole is None else _converted(result.round(), self.whole)
+        result = self.placed(result)
+        return result if self.whole is None else converted(result.round(), self.whole)
 
 
 def operands(in1: Any, in2: Any, mode: str, axes: Any, whole: bool = False) -> Operands:
@@ -75,7 +76,7 @@ def operands(in1: Any, in2: Any, mode: str, axes: Any, whole: bool = False) -> O
     dtype, integer = first.dtype, None
     if dtype != second.dtype or dtype not in COMPUTE:
         dtype, integer = _common(first, second, whole)
-        in1, in2 = (_converted(a, dtype) if s.dtype != dtype else a for a, s in ((in1, first), (in2, second)))
+        in1, in2 = (converted(a, dtype) if s.dtype != dtype else a for a, s in ((in1, first), (in2, second)))
     places = _axes(axes, dims)
     count = len(places)
     own = places
@@ -84,8 +85,8 @@ def operands(in1: Any, in2: Any, mode: str, axes: Any, whole: bool = False) -> O
             raise SpecError(f"in2 has shape {second.shape}: no axes {places} (counted from the end).")
         own = tuple(range(-count, 0))  # a filter with no other axes than those that are convolved
     last = tuple(range(-count, 0))
-    in1 = in1 if places == last else _move(in1, places, last)
-    in2 = in2 if own == last else _move(in2, own, last)
+    in1 = in1 if places == last else moved(in1, places, last)
+    in2 = in2 if own == last else moved(in2, own, last)
     return Operands(
         in1, in2, count, (tuple(in1.shape), tuple(in2.shape)), dtype, None if places == last else places,
         integer,
@@ -108,22 +109,6 @@ def as_array(array: Any) -> Any:
         except ValueError as error:
             raise ArgumentTypeError(f"a nested list does not make an array: {error}") from None
     return array
-
-
-def _module(array: Any) -> Any:
-    kind = arrays.library(array, "array")
-    return np if kind == "numpy" else sys.modules[kind]
-
-
-def _move(array: Any, source: Any, target: Any) -> Any:
-    module = _module(array)
-    return (module.movedim if hasattr(module, "movedim") else module.moveaxis)(array, tuple(source), tuple(target))
-
-
-def _converted(array: Any, dtype: str) -> Any:
-    if arrays.library(array, "array") == "torch":
-        return array.to(getattr(sys.modules["torch"], dtype))
-    return array.astype(dtype)
 
 
 def _common(first: arrays.Described, second: arrays.Described, whole: bool) -> tuple[str, str | None]:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from devkernels.errors import ArgumentError
-from devkernels.kernels import arrays
 
 
 @dataclass(frozen=True)
@@ -74,11 +72,3 @@ def broadcast(x_batch: tuple[int, ...], h_batch: tuple[int, ...]) -> tuple[Broad
     x_inner, x_rows = x_span or (1, math.prod(batch))
     inner, groups = h_span or (1, math.prod(batch))
     return Broadcast(batch, groups, inner, x_inner, x_rows), expand_x, expand_h
-
-
-def expand(array: Any, shape: tuple[int, ...]) -> Any:
-    """The array repeated to a shape: for operands whose batch axes do not adjoin in the output."""
-    if arrays.library(array, "array") == "torch":
-        return array.expand(shape).contiguous()
-    module = np if isinstance(array, np.ndarray) else __import__("cupy")
-    return module.ascontiguousarray(module.broadcast_to(array, shape))

@@ -9,6 +9,8 @@ import functools
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from devkernels.engine import choose, index
 from devkernels.errors import SpecError, UnsupportedSizeError
 
@@ -80,6 +82,16 @@ class RowPlan:
     def segments(self) -> int:
         """Four-step transforms that a row takes."""
         return -(-self.window // self.hop)
+
+
+def checked(dtype: object, mode: str) -> str:
+    """The dtype's name; raises SpecError unless it and the mode are supported."""
+    name = str(dtype).removeprefix("torch.") if not isinstance(dtype, (type, np.dtype)) else np.dtype(dtype).name
+    if name not in COMPUTE:
+        raise SpecError(f"dtype={dtype!r} is not supported; use one of {', '.join(COMPUTE)}.")
+    if mode not in MODES:
+        raise SpecError(f"mode={mode!r} must be one of {', '.join(MODES)}.")
+    return name
 
 
 def window(mode: str, length: int, taps: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from devkernels.engine import choose
 from devkernels.errors import SpecError, UnsupportedSizeError
 from devkernels.kernels import convolve_plan
+from devkernels.kernels.convolve_plan import COMPUTE
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,24 @@ def check_valid(shape: tuple[int, ...], taps: tuple[int, ...]) -> None:
             f"mode='valid' needs one operand at least as large as the other along every convolved axis, not {shape} "
             f"and {taps}."
         )
+
+
+def axis_plans(shape: tuple[int, ...], taps: tuple[int, ...], dtype: str, mode: str) -> tuple[AxisPlan, ...]:
+    """A plan for each axis of a convolution in a mode."""
+    return tuple(
+        axis_plan(n, k, COMPUTE[dtype], *convolve_plan.window(mode, n, k), mode == "circular")
+        for n, k in zip(shape, taps, strict=True)
+    )
+
+
+def window_plans(
+    shape: tuple[int, ...], taps: tuple[int, ...], starts: tuple[int, ...], samples: tuple[int, ...], dtype: str
+) -> tuple[AxisPlan, ...]:
+    """A plan for each axis, to write `samples` samples from `starts` of the full convolution."""
+    return tuple(
+        axis_plan(n, k, COMPUTE[dtype], start, window)
+        for n, k, start, window in zip(shape, taps, starts, samples, strict=True)
+    )
 
 
 def axis_plan(length: int, taps: int, precision: str, start: int, window: int, circular: bool = False) -> AxisPlan:

@@ -6,7 +6,7 @@ out of the images (their rows do not lie together); each is done by a planned co
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +14,10 @@ import numpy as np
 
 from devkernels.engine import choose
 from devkernels.errors import ArgumentError, UnsupportedSizeError
-from devkernels.kernels import arrays, convolve_grad, convolve_plan
-from devkernels.kernels.fftconvolve2d import plan_windows
+from devkernels.kernels import arrays, convolve_autograd, convolve_plan
+from devkernels.kernels.convolve_plan2d import window_plans
+from devkernels.kernels.convolve_views import joined
+from devkernels.kernels.convolver2d import FFTConvolve2D
 
 _USUAL = 4096  # points of a transform along a tiled axis, if the filter leaves most of them to results
 
@@ -40,18 +42,23 @@ def _spans(length: int, taps: int, start: int, window: int, reach: int) -> Itera
         yield first, last, max(0, low), max(max(0, low) + 1, min(length, high))
 
 
+@functools.lru_cache(maxsize=128)
+def _planned(shape: tuple, taps: tuple, starts: tuple, samples: tuple, dtype: str) -> FFTConvolve2D:
+    return FFTConvolve2D(window_plans(shape, taps, starts, samples, dtype), dtype)
+
+
 def convolve(x: Any, h: Any, mode: str, out: Any) -> Any:
     """Convolve images x with filters h along the last two axes; `out` as in `devkernels.fftconvolve`."""
     seen, filters = arrays.describe(x, "in1", gradients=True), arrays.describe(h, "in2", gradients=True)
     taps, dtype = filters.shape[-2:], seen.dtype
     windows = [convolve_plan.window(mode, n, k) for n, k in zip(seen.shape[-2:], taps, strict=True)]
     if mode == "circular":  # the image, with its own end before it
-        x = _module(x).concatenate([x[..., x.shape[-2] - taps[0] + 1 :, :], x], -2)
-        x = _module(x).concatenate([x[..., x.shape[-1] - taps[1] + 1 :], x], -1)
+        x = joined([x[..., x.shape[-2] - taps[0] + 1 :, :], x], -2)
+        x = joined([x[..., x.shape[-1] - taps[1] + 1 :], x], -1)
         windows = [(k - 1, n) for n, k in zip(seen.shape[-2:], taps, strict=True)]
     batch = np.broadcast_shapes(seen.shape[:-2], filters.shape[:-2])
     shape = (*batch, *(samples for _, samples in windows))
-    recording = convolve_grad.recording(x, h)
+    recording = convolve_autograd.recording(x, h)
     if out is not None:
         mine = arrays.describe(out, "out")
         arrays.check_same_device(seen, mine, ("in1", "out"))
@@ -71,7 +78,7 @@ def convolve(x: Any, h: Any, mode: str, out: Any) -> Any:
         for x0, x1, x_low, x_high in across:
             tile = x[..., y_low:y_high, x_low:x_high]
             starts = (windows[0][0] + y0 - y_low, windows[1][0] + x0 - x_low)
-            plan = plan_windows(tuple(tile.shape[-2:]), tuple(taps), starts, (y1 - y0, x1 - x0), dtype)
+            plan = _planned(tuple(tile.shape[-2:]), tuple(taps), starts, (y1 - y0, x1 - x0), dtype)
             if recording:
                 tiles.append(plan(tile, h))
                 continue
@@ -81,9 +88,5 @@ def convolve(x: Any, h: Any, mode: str, out: Any) -> Any:
             made = plan(tile, spectra=spectra[id(plan)]) if same_batch else plan(tile, h)
             result[..., y0:y1, x0:x1] = made
         if recording:
-            bands.append(sys.modules["torch"].cat(tiles, -1))
-    return sys.modules["torch"].cat(bands, -2) if recording else result
-
-
-def _module(array: Any) -> Any:
-    return sys.modules[arrays.library(array, "array")]
+            bands.append(joined(tiles, -1))
+    return joined(bands, -2) if recording else result

@@ -13,17 +13,20 @@ from typing import Any
 
 from devkernels.engine.block_fft import BlockFFT, block_fft
 from devkernels.errors import ArgumentError, ArgumentTypeError
-from devkernels.kernels import arrays, convolve_rows
-from devkernels.kernels.convolve_batch import Broadcast, broadcast, expand
+from devkernels.kernels import arrays, convolve_autograd, convolve_grad, convolve_rows
+from devkernels.kernels.convolve_batch import Broadcast, broadcast
 from devkernels.kernels.convolve_long import FourStep
 from devkernels.kernels.convolve_plan import RowPlan
 from devkernels.kernels.convolve_recipe import Recipe, Recipes, key_of
+from devkernels.kernels.convolve_views import expanded
 
 _MOST_GRID_Y = 65535
 
 
 class FFTConvolve:
     """A planned convolution along rows; made by `make_fftconvolve`, which documents it."""
+
+    gradients = convolve_grad
 
     def __init__(
         self, plan: RowPlan, dtype: str, mode: str, prologue: Callable | None = None,
@@ -151,16 +154,11 @@ class FFTConvolve:
         if expand_h:
             if h is None:
                 raise ArgumentError(f"spectra of batch {h_batch} do not adjoin in {rule.shape}; pass h.", spec=self)
-            h = expand(h, (*rule.shape, self.plan.taps))
+            h = expanded(h, (*rule.shape, self.plan.taps))
         if expand_x:
-            x = expand(x, (*rule.shape, self.plan.length))
-        if seen.library == "torch" and h is not None:
-            from devkernels.kernels import convolve_grad
-
-            if convolve_grad.recording(x, h):
-                if out is not None:
-                    raise ArgumentError("out cannot be given where gradients are recorded; use torch.no_grad().")
-                return convolve_grad.apply(self, x, h)
+            x = expanded(x, (*rule.shape, self.plan.length))
+        if h is not None and convolve_autograd.recording(x, h):
+            return convolve_autograd.apply(self, x, h, out)
         shape = (*rule.shape, self.plan.window)
         if out is not None:
             self._check_out(out, seen, shape)

@@ -15,7 +15,8 @@ import numpy as np
 
 from devkernels.errors import ArgumentError, SpecError, UnsupportedSizeError
 from devkernels.kernels import arrays, convolve_arguments, convolve_plan
-from devkernels.kernels.convolve_plan import COMPUTE, MODES
+from devkernels.kernels.convolve_plan import checked
+from devkernels.kernels.convolve_views import turned
 from devkernels.kernels.convolver import FFTConvolve
 
 
@@ -73,11 +74,7 @@ def make_fftconvolve(
     SpecError, UnsupportedSizeError
         The mode, dtype or lengths are not supported.
     """
-    name = str(dtype).removeprefix("torch.") if not isinstance(dtype, (type, np.dtype)) else np.dtype(dtype).name
-    if name not in COMPUTE:
-        raise SpecError(f"dtype={dtype!r} is not supported; use one of {', '.join(COMPUTE)}.")
-    if mode not in MODES:
-        raise SpecError(f"mode={mode!r} must be one of {', '.join(MODES)}.")
+    name = checked(dtype, mode)
     for value, what in ((length, "length"), (taps, "taps")):
         if not isinstance(value, (int, np.integer)) or value < 1:
             raise SpecError(f"{what}={value!r} must be a positive number of samples.")
@@ -142,22 +139,22 @@ def correlate(
     ``correlate(x, h)`` is `fftconvolve` of x with the conjugate of h in reversed order; parameters as there. The
     result has the dtype in which the operands meet in NumPy: integers give integers, rounded.
     """
-    return _convolve(in1, in2, mode, axes, None, out, stream, turned=True)
+    return _convolve(in1, in2, mode, axes, None, out, stream, correlates=True)
 
 
 def _convolve(
-    in1: Any, in2: Any, mode: str, axes: Any, method: str | None, out: Any, stream: Any, turned: bool = False
+    in1: Any, in2: Any, mode: str, axes: Any, method: str | None, out: Any, stream: Any, correlates: bool = False
 ) -> Any:
     if stream is not None:
         with arrays.on_stream(convolve_arguments.as_array(in1), stream):
-            return _convolve(in1, in2, mode, axes, method, out, None, turned)
+            return _convolve(in1, in2, mode, axes, method, out, None, correlates)
     if out is None and axes is None and convolve_arguments.numbers(in1, in2):
         first, second = (convolve_arguments.as_array(number) for number in (in1, in2))
-        return first * (second.conj() if turned else second)
-    asked = convolve_arguments.operands(in1, in2, mode, axes, whole=turned)
+        return first * (second.conj() if correlates else second)
+    asked = convolve_arguments.operands(in1, in2, mode, axes, whole=correlates)
     x, h = asked.first, asked.second
-    if turned:
-        h = _reversed(h, asked.count)
+    if correlates:
+        h = turned(h, asked.count)
     if 0 in (*asked.lasts[0], *asked.lasts[1]):
         return _nothing(asked, x, out)
     if asked.plain:
@@ -187,14 +184,6 @@ def _planned_call(asked: convolve_arguments.Operands, x: Any, h: Any, mode: str,
     return plan(x, h, out=out)
 
 
-def _reversed(h: Any, count: int) -> Any:
-    """Conjugate, and reversed along the last axes."""
-    if arrays.library(h, "in2") == "torch":
-        h = h.flip(tuple(range(-count, 0)))
-        return h.conj().resolve_conj() if h.is_complex() else h
-    return h[(..., *(slice(None, None, -1),) * count)].conj()
-
-
 def _nothing(asked: convolve_arguments.Operands, x: Any, out: Any) -> Any:
     """The result without samples that SciPy gives where an operand has none."""
     if out is not None:
@@ -202,4 +191,4 @@ def _nothing(asked: convolve_arguments.Operands, x: Any, out: Any) -> Any:
             f"in1 and in2 have {asked.lasts[0]} and {asked.lasts[1]} samples: there is nothing for out."
         )
     batch = np.broadcast_shapes(*(shape[: -asked.count] for shape in asked.shapes))
-    return asked.moved(arrays.empty(x, (*batch, *(0,) * asked.count), asked.whole or asked.dtype))
+    return asked.placed(arrays.empty(x, (*batch, *(0,) * asked.count), asked.whole or asked.dtype))

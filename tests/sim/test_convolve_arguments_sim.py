@@ -34,7 +34,9 @@ def test_dtypes_meet_as_in_scipy(first, second, rng):
     assert half or got.dtype == want.dtype
     want, got = signal.correlate(x, h, method="fft"), devkernels.correlate(x, h)
     assert got.dtype == want.dtype
-    assert np.array_equal(got, want) if want.dtype.kind in "iu" else close(got, want, "float16" if half else "float32")
+    if want.dtype == bool:  # SciPy's takes what a transform leaves of zero for True
+        want = signal.correlate(x, h, method="direct")
+    assert np.array_equal(got, want) if want.dtype.kind in "iub" else close(got, want, "float16" if half else "float32")
 
 
 @pytest.mark.parametrize("name", ["fftconvolve", "oaconvolve", "correlate"])

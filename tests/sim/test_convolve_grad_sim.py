@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from devkernels.kernels import convolve_grad
+from devkernels.kernels import convolve_grad, convolve_views
 from devkernels.kernels.fftconvolve import make_fftconvolve
 from devkernels.tolerance import fft_bound, relative_error
 
@@ -25,7 +25,7 @@ def by_definition(gradient, x, h, start, circular):
             if 0 <= n < length:
                 of_x[..., n] += gradient[..., m] * filters[..., j].conj()
                 of_h[..., j] += gradient[..., m] * rows[..., n].conj()
-    return convolve_grad.sum_to(of_x, x.shape[:-1]), convolve_grad.sum_to(of_h, h.shape[:-1])
+    return convolve_views.sum_to(of_x, x.shape[:-1]), convolve_grad.sum_to(of_h, h.shape[:-1])
 
 
 def random(rng, shape, dtype):

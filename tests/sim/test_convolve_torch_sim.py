@@ -44,3 +44,39 @@ def test_only_what_is_wanted_is_computed_and_functions_of_ones_own_are_refused(r
     assert not plan(x.detach(), h.detach()).requires_grad
     with pytest.raises(devkernels.DevkernelsError, match="requires a gradient"):
         plan(x, spectra=plan.prepare(h.detach()))
+
+
+def test_gradients_pass_axes_dtypes_and_lazy_conjugates(rng):
+    x, h = leaf(rng, 3, 2), leaf(rng, 2)
+    y = devkernels.fftconvolve(x, h, "full", axes=0)  # along time, a filter for all channels
+    want = sum(torch.nn.functional.pad(x * h[j], (0, 0, j, 1 - j)) for j in range(2))
+    assert torch.allclose(y, want, atol=1e-12)
+    for got, expected in zip(torch.autograd.grad(y.square().sum(), (x, h)),
+                             torch.autograd.grad(want.square().sum(), (x, h)), strict=True):  # fmt: skip
+        assert torch.allclose(got, expected, atol=1e-12)
+    single = x.detach().float().requires_grad_()
+    y = devkernels.fftconvolve(single, torch.arange(2), "causal")  # integers count as float64
+    assert y.dtype == torch.float64
+    (of_x,) = torch.autograd.grad(y.sum(), (single,))
+    assert of_x.dtype == torch.float32
+    assert torch.allclose(of_x, torch.tensor([1.0, 0.0]).expand(3, 2), atol=1e-6)
+    z = torch.complex(leaf(rng, 4), leaf(rng, 4))
+    assert z.conj().is_conj()
+    got, want = devkernels.fftconvolve(z, z.conj()), devkernels.fftconvolve(z, z.conj().resolve_conj())
+    assert torch.equal(got, want)
+    real = torch.autograd.grad(devkernels.fftconvolve(z, h, "causal").abs().square().sum(), (h,))
+    assert real[0].dtype == torch.float64
+
+
+@pytest.mark.parametrize("mode", ["same", "circular"])
+def test_images_differentiate(mode, rng):
+    x, h = leaf(rng, 2, 2), leaf(rng, 1, 2)
+    assert torch.autograd.gradcheck(lambda x, h: devkernels.fftconvolve(x, h, mode, axes=(1, 2)), (x, h))
+
+
+def test_what_torch_has_alone_is_refused_in_words():
+    x = torch.ones(4, dtype=torch.bfloat16)
+    with pytest.raises(devkernels.DevkernelsError, match="bfloat16"):
+        devkernels.fftconvolve(x, x)
+    with pytest.raises(devkernels.DevkernelsError, match="numpy and in2 one of torch"):
+        devkernels.fftconvolve([1.0, 2.0], torch.ones(4))
