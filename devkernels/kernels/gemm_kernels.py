@@ -15,7 +15,7 @@ import numpy as np
 from devkernels import target
 from devkernels.compiler.kernel import Options
 from devkernels.device.inline import device_function
-from devkernels.kernels import arrays, gemm_warpgroup
+from devkernels.kernels import arrays, gemm_aligned, gemm_warpgroup
 from devkernels.kernels.gemm_route import (
     SMALL,
     STAGED,
@@ -35,8 +35,10 @@ from devkernels.matrix import packed, portable, small, staged, tensor
 from devkernels.matrix.steps import element_function, function_of
 
 
-def prepare(spec: GemmSpec, a: Any, b: Any, c: Any, d: Any, extra: tuple, stream: Any) -> Prepared:
-    """Choose, compile (or find) and configure the kernel for checked arrays."""
+def prepare(
+    spec: GemmSpec, a: Any, b: Any, c: Any, d: Any, extra: tuple, stream: Any, kept: list
+) -> Prepared | gemm_aligned.Aligned:
+    """Choose, compile (or find) and configure the kernel for checked arrays; `kept` takes memory of captured graphs."""
     left, right, result = (as_matrix(arrays.describe(x, n)) for x, n in ((a, "a"), (b, "b"), (d, "out")))
     c_dtype = None if c is None else arrays.describe(c, "c").dtype
     route = by_shape(spec, target.current_target(), left, right, result, c_dtype)
@@ -48,6 +50,8 @@ def prepare(spec: GemmSpec, a: Any, b: Any, c: Any, d: Any, extra: tuple, stream
         return _tensor(spec, left, right, c, result, extra, stream)
     if route.path == STAGED:
         return _staged(spec, left, right, c, result, extra, stream)
+    if any(route.copied):
+        return gemm_aligned.Aligned(spec, route.copied, stream, kept)
     if route.path == WARPGROUP:
         return gemm_warpgroup.prepare(spec, left, right, c, result, extra, stream)
     return _portable(spec, left, right, c, result, extra, stream)

@@ -32,6 +32,7 @@ class Gemm:
         # the result, its shape and dtype. No array is kept alive: one at the same address is as good.
         self._bound: dict[tuple, Callable[[], None]] = {}
         self._made: dict[tuple, tuple] = {}
+        self._kept: list = []  # memory of captured CUDA graphs
 
     def __repr__(self) -> str:
         s = self.spec
@@ -110,7 +111,7 @@ class Gemm:
         def launch(**given: Any) -> None:
             there = tuple(given.get(f"extra[{i}]", x) for i, x in enumerate(extra))
             values = given["a"], given["b"], given.get("c"), *scalars, there, given["out"]
-            prepared = gemm_kernels.prepare(self.spec, *values[:3], given["out"], there, stream)
+            prepared = gemm_kernels.prepare(self.spec, *values[:3], given["out"], there, stream, self._kept)
             prepared(*values)
             if target.home().kind == "gpu" and given["out"] is result:
                 if kept is not None:

@@ -22,6 +22,7 @@ STORED_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1}  # what th
 ACCUMULATE = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64",
                "complex64": "complex64", "complex128": "complex128", "int8": "int32", "uint8": "int32",
                "int16": "int64", "int32": "int64", "int64": "int64"}  # fmt: skip
+_WORTH = 256  # sides from which on a product is worth a copy of a misaligned operand
 _MAX_LENGTH = 2**31 - 512
 
 
@@ -87,6 +88,7 @@ class Route:
 
     path: str
     reason: str
+    copied: tuple[bool, bool] = (False, False)  # whether a and b are copied first
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
@@ -181,13 +183,24 @@ def by_shape(
         return Route(PORTABLE, f"c of {c_dtype} beside sums in {spec.accumulate}")
     if route.path != WARPGROUP:
         return route
-    for name, x in (("a", a), ("b", b)):
-        if x.along_rows is None:
-            return Route(TENSOR, f"neither axis of {name} is contiguous (strides {x.strides[1:]} bytes)")
-        if not x.aligned():
-            return Route(
-                TENSOR,
-                f"tensor copies need multiples of 16 bytes; {name} begins at {x.pointer % 16} mod 16 and its "
-                f"{'rows' if x.along_rows else 'columns'} are {x.pitch} bytes apart",
-            )
-    return route
+    found = [(name, _misfit(name, x)) for name, x in (("a", a), ("b", b))]
+    copied = tuple(why is not None for _, why in found)
+    if not any(copied):
+        return route
+    reason = next(why for _, why in found if why is not None)
+    if min(d.rows, d.columns) < _WORTH or d.rows * d.columns * a.columns < _WORTH**3:
+        return Route(TENSOR, reason)
+    names = " and ".join(name for (name, _), copy in zip(found, copied, strict=True) if copy)
+    return Route(WARPGROUP, f"{route.reason}; {names} copied to aligned memory first: {reason}", copied)
+
+
+def _misfit(name: str, x: Matrix) -> str | None:
+    """Why tensor copies cannot read a matrix; None if they can."""
+    if x.along_rows is None:
+        return f"neither axis of {name} is contiguous (strides {x.strides[1:]} bytes)"
+    if x.aligned():
+        return None
+    return (
+        f"tensor copies need multiples of 16 bytes; {name} begins at {x.pointer % 16} mod 16 and its "
+        f"{'rows' if x.along_rows else 'columns'} are {x.pitch} bytes apart"
+    )

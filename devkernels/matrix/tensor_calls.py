@@ -16,6 +16,7 @@ from devkernels.matrix.memory import (
     GLOBAL,
     SHARED,
     i32,
+    i64,
     load_words,
     place_of,
     pointer,
@@ -71,6 +72,33 @@ def make_put_eight() -> Callable:
         return types.void(to, types.uint64, types.boolean), codegen
 
     return put
+
+
+@functools.cache
+def make_gather_eight() -> Callable:
+    """Return ``gather(to, place, step, left)``: 16 bytes at global address `to` from eight 16-bit elements.
+
+    They lie `step` bytes apart from address `place` on; only the first `left` are read, the others are zero.
+    """
+
+    @intrinsic
+    def gather(typingctx, to, place, step, left):
+        def codegen(context, builder, signature, arguments):
+            step_, left_ = (signed(context, builder, v, t)
+                            for v, t in zip(arguments[2:], signature.args[2:], strict=True))  # fmt: skip
+            half, values = ir.IntType(16), []
+            for e in range(8):
+                inside = builder.icmp_signed(">", left_, i64(e))
+                offset = builder.select(inside, builder.mul(step_, i64(e)), i64(0))  # the first can always be read
+                value = builder.load(pointer(builder, builder.add(arguments[1], offset), half))
+                values.append(builder.zext(builder.select(inside, value, ir.Constant(half, 0)), ir.IntType(32)))
+            words = [builder.or_(values[i], builder.shl(values[i + 1], i32(16))) for i in range(0, 8, 2)]
+            store_words(builder, arguments[0], 0, words)
+            return context.get_dummy_value()
+
+        return types.void(types.uint64, types.uint64, step, left), codegen
+
+    return gather
 
 
 @functools.cache

@@ -98,6 +98,17 @@ def test_small_products():
     assert route(*doubles, dtype="float64", c_dtype="bfloat16") == "portable: c of bfloat16 beside sums in float64"
 
 
+def test_large_misaligned_operands_are_copied():
+    a, b, d = aligned((300, 401)), aligned((401, 333)), aligned((300, 333))
+    text = route(a, b, d)
+    assert text.startswith("warpgroup: float16 on sm_90: tensor copies and warpgroup products; a and b copied to align")
+    assert "a begins at 0 mod 16 and its rows are 802 bytes apart" in text
+    assert "; b copied" in route(aligned((300, 408))[:, :401], b, d)
+    assert "; a copied" in route(a[:, ::2][:, :200], aligned((200, 336)), aligned((300, 336)))
+    assert route(a[:200], b, d[:200]).startswith("tensor")
+    assert route(a, b, d, "sm_80").startswith("tensor: warpgroup products exist on sm_90 only")
+
+
 def test_describe_needs_no_gpu():
     text = devkernels.make_gemm("float16", epilogue=("bias", "gelu")).describe(A, B)
     assert "epilogue (bias, gelu)" in text

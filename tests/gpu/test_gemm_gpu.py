@@ -298,6 +298,43 @@ def test_misaligned_views_take_another_path(rng):
     assert bool(cupy.array_equal(plan(a, b), a.astype("f4") @ b.astype("f4")))
 
 
+@hopper
+@pytest.mark.parametrize("orders", list(itertools.product("CF", repeat=2)))
+def test_large_misaligned_operands_are_copied(orders, rng):
+    plan = devkernels.make_gemm("float16", out_dtype="float32", epilogue="bias")
+    m, n, k = 389, 277, 1031
+    a, b = (cupy.asarray(integers(rng, s, "f2"), order=o) for s, o in zip(((m, k), (k, n)), orders, strict=True))
+    bias = cupy.asarray(integers(rng, n, "f4"))
+    want = a.astype("f4") @ b.astype("f4") + bias
+    for _ in range(2):
+        assert bool(cupy.array_equal(plan(a, b, extra=(bias,)), want))
+    gaps = cupy.zeros((2 * m, 3 * k), "f2")[::2, ::3]
+    gaps[...] = a
+    for left, right in ((a, b), (gaps, b), (padded(a), b)):
+        assert "copied to aligned memory" in plan.describe(left, right)
+        out = cupy.full((m + 1, n + 1), cupy.nan, "f4")
+        plan(left, right, extra=(bias,), out=out[:m, :n])
+        assert bool(cupy.array_equal(out[:m, :n], want))
+        assert bool(cupy.isnan(out[m]).all())
+        assert bool(cupy.isnan(out[:, n]).all())
+    batch = cupy.stack([a, -a, 2 * a])
+    assert bool(cupy.array_equal(plan(batch, b, extra=(bias,)), cupy.stack([want, 2 * bias - want, 2 * want - bias])))
+
+
+@hopper
+def test_copied_operands_in_a_graph(rng):
+    plan = devkernels.make_gemm("float16")
+    a, b = (torch.as_tensor(integers(rng, s, "f2")).cuda() for s in ((301, 513), (513, 299)))
+    plan(a, b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = plan(a, b)
+    a.copy_(torch.as_tensor(integers(rng, (301, 513), "f2")))
+    torch.zeros(1 << 22, device="cuda")
+    graph.replay()
+    assert torch.equal(out, (a.float() @ b.float()).half())
+
+
 def test_torch_and_bfloat16(rng):
     a, b = (torch.as_tensor(integers(rng, s, "f4")).cuda().bfloat16() for s in ((200, 64), (64, 136)))
     got = devkernels.gemm(a, b)
