@@ -38,6 +38,7 @@ def make_gemm(
     epilogue: object = None,
     prologue_a: Callable | None = None,
     prologue_b: Callable | None = None,
+    tf32: bool = False,
 ) -> Gemm:
     """Plan ``d[row, column] = epilogue(alpha (a @ b)[row, column] + beta c[row, column])`` as one kernel.
 
@@ -49,7 +50,8 @@ def make_gemm(
         Of the result. Left out: int8 if the epilogue ends with ``"int8"``; int32 or int64 for integers; else that of a.
     accumulate : dtype or str, optional
         In which products are added up and the epilogue computes. Left out: float32 for 16-bit floats, int32 for 8-bit
-        integers, int64 for wider ones, else the dtype itself.
+        integers, int64 for wider ones, else the dtype itself. float32 for int8: sums are exact in int32 on tensor
+        cores, then rounded to float32, so that scales, biases and functions can follow.
     epilogue : callable, str, or a sequence of them, optional
         A plain Python function ``f(acc, row, column, *extra)`` that returns the element of the result, compiled into
         the kernel; or names of ready steps, applied one after another, each with its operand, if it has one, in
@@ -58,6 +60,9 @@ def make_gemm(
         ``"int8"`` (clamp to -128 ... 127 and round to even). Functions among several steps are ``f(acc, row, column)``.
     prologue_a, prologue_b : callable, optional
         Functions ``f(x, row, column)`` that every element of a or b passes through on its way in.
+    tf32 : bool
+        Multiply float32 on the tensor cores of sm_90, which read ten bits after the point and drop the others (a
+        relative error of up to 2**-10 in each factor), and add up in float32. Elsewhere this changes nothing.
 
     Returns
     -------
@@ -103,9 +108,10 @@ def make_gemm(
         kind = np.result_type(*kinds).name
     if kind not in ("float32", "float64", "complex64", "complex128", "int32", "int64"):
         raise SpecError(f"accumulate={accumulate!r} is not supported; add up in float32 or wider, or int32 or int64.")
-    if (np.dtype(kind).kind in "iu") != (np.dtype(ACCUMULATE[a_dtype]).kind in "iu") or (
-        np.dtype(kind).kind != "c" and np.dtype(ACCUMULATE[a_dtype]).kind == "c"
-    ):
+    bytes_to_floats = kind == "float32" and {a_dtype, b_dtype} <= {"int8", "uint8"}
+    whole = [np.dtype(one).kind in "iu" for one in (kind, ACCUMULATE[a_dtype])]
+    halved = np.dtype(kind).kind != "c" and np.dtype(ACCUMULATE[a_dtype]).kind == "c"
+    if (whole[0] != whole[1] and not bytes_to_floats) or halved:
         raise SpecError(f"accumulate={kind} cannot hold products of {a_dtype} and {b_dtype}.")
     if kind not in ("float32", "float64"):
         for step in steps:
@@ -116,7 +122,7 @@ def make_gemm(
     elif steps and steps[-1].name == "int8":
         result = "int8"
     else:
-        result = kind if np.dtype(kind).kind in "iu" else a_dtype
+        result = kind if np.dtype(kind).kind in "iu" or bytes_to_floats else a_dtype
     if np.dtype(kind).kind == "c" and not result.startswith("complex") and not takes_all(steps):
         raise SpecError(
             f"out_dtype={result} cannot hold {kind}; let the epilogue be a function that returns real numbers."
@@ -124,7 +130,9 @@ def make_gemm(
     for name, function in (("prologue_a", prologue_a), ("prologue_b", prologue_b)):
         if function is not None and not is_function(function):
             raise SpecError(f"{name}={function!r} is not a function f(x, row, column).")
-    return Gemm(GemmSpec(a_dtype, b_dtype, result, kind, steps, prologue_a, prologue_b))
+    if tf32 and (a_dtype, b_dtype, kind) != ("float32",) * 3:
+        raise SpecError(f"tf32=True is a way of multiplying float32, not {a_dtype} by {b_dtype} added up in {kind}.")
+    return Gemm(GemmSpec(a_dtype, b_dtype, result, kind, steps, prologue_a, prologue_b, bool(tf32)))
 
 
 _MOST = 64

@@ -17,7 +17,7 @@ from devkernels.compiler.kernel import Options
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
 from devkernels.kernels import arrays
 from devkernels.kernels.gemm import Gemm, make_gemm
-from devkernels.kernels.gemm_route import PORTABLE, STAGED, Matrix, Route, as_matrix, by_kind
+from devkernels.kernels.gemm_route import PORTABLE, STAGED, TENSOR_DTYPES, Matrix, Route, as_matrix, by_kind
 from devkernels.kernels.gemm_views import batched_view, numbers, wide_rows
 from devkernels.launch.jit import Kernel
 from devkernels.matrix import chain, tensor
@@ -41,6 +41,8 @@ class GemmChain:
         kind = by_kind(self.first.spec, here)
         if kind.path in (PORTABLE, STAGED):
             return Route(SEPARATE, kind.reason)
+        if self.first.spec.a_dtype not in TENSOR_DTYPES:
+            return Route(SEPARATE, f"one kernel keeps {' or '.join(TENSOR_DTYPES)} in between")
         if columns is None:
             return Route(FUSED, "as long as 128 rows of the matrix in between fit shared memory")
         needed = chain.shared_bytes(columns)

@@ -45,14 +45,15 @@ def image_sources(spec: GemmSpec) -> dict[str, tuple]:
         matrices = tuple(Parameter(p.name, "array", p.dtype, 3, "C") for p in matrices)
         kernel = portable_kernel(spec, tiling, None, batched)
         return {name: (kernel, (*matrices, *rest), {"block": tiling.threads, "tile": tiling.tile, "route": str(route)})}
-    for rows in (True, False):
+    for rows in (False,) if spec.kind in ("tf32", "s8") and route.path == WARPGROUP else (True, False):
         notes = {"route": str(route)}
         if route.path == WARPGROUP:
             ends = tuple(finish.Operand(spec.a_dtype, True) for _ in operands)
-            end = finish.Finish(finish.Operand(spec.out_dtype, True, True), None, ends, True)
+            stored = "float32" if spec.whole else spec.out_dtype
+            end = finish.Finish(finish.Operand(stored, True, True), None, ends, True, spec.whole)
             words = Parameter("maps", "tuple", items=(Parameter("", "scalar", "int64"),) * warpgroup.MAP_WORDS)
             lengths = tuple(Parameter(n, "scalar", "int64") for n in ("rows", "columns", "steps", "batches"))
-            tiling = warpgroup.Tiling(kind=TENSOR_DTYPES[spec.a_dtype], b_turned=rows)
+            tiling = warpgroup.Tiling(kind=spec.kind, b_turned=rows, to_float=spec.kind == "s8" and not spec.whole)
             kernel = warpgroup_kernel(spec, tiling, end)
             dense = tuple(_array(n, spec.out_dtype, 3, "C") for n in ("c", "d"))
             signature = (words, *lengths, *rest[:2], *dense, rest[2])

@@ -37,6 +37,23 @@ class GemmSpec:
     steps: tuple[Step, ...]
     prologue_a: Callable | None = None
     prologue_b: Callable | None = None
+    tf32: bool = False  # float32 may be multiplied with ten bits after the point
+
+    @property
+    def kind(self) -> str | None:
+        """What warpgroup products would multiply, as PTX names it; None if they have no such numbers."""
+        if self.a_dtype != self.b_dtype:
+            return None
+        if self.tf32 and self.a_dtype == self.accumulate == "float32":
+            return "tf32"
+        if self.a_dtype == "int8" and (self.accumulate == "float32" or self.whole):
+            return "s8"
+        return TENSOR_DTYPES.get(self.a_dtype) if self.accumulate == "float32" else None
+
+    @property
+    def whole(self) -> bool:
+        """Whether sums in int32 are the result as they are."""
+        return self.accumulate == self.out_dtype == "int32" and not self.steps
 
 
 class Matrix(NamedTuple):
@@ -98,8 +115,22 @@ def by_kind(spec: GemmSpec, architecture: target.Target) -> Route:
     """What dtypes, prologues and architecture allow."""
     if target.simulating():
         return Route(PORTABLE, "the simulator runs Python; it has no tensor cores")
+    plain = spec.prologue_a is None and spec.prologue_b is None and (spec.out_dtype in STORED_BYTES or spec.whole)
+    if spec.kind in ("tf32", "s8") and architecture.major == 9 and plain:
+        return Route(WARPGROUP, f"{_NAMES[spec.kind]} on {architecture}: tensor copies and warpgroup products")
+    return _without_warpgroups(spec, architecture)
+
+
+_NAMES = {"f16": "float16", "bf16": "bfloat16", "tf32": "float32 as tf32", "s8": "int8"}
+
+
+def _without_warpgroups(spec: GemmSpec, architecture: target.Target) -> Route:
+    """What else tf32 and int8 may take, and what all other dtypes take."""
     if spec.a_dtype == spec.b_dtype and spec.a_dtype in staged.DTYPES:
         return _staged(spec, architecture)
+    if spec.a_dtype == "int8" and spec.kind is None:
+        return Route(PORTABLE, "tensor cores add int8 up in int32, which is the result as it is, or becomes float32 "
+                               "(accumulate='float32')")  # fmt: skip
     if spec.a_dtype != spec.b_dtype or spec.a_dtype not in TENSOR_DTYPES:
         return Route(
             PORTABLE, f"tensor cores are used for float16 and bfloat16, not for {spec.a_dtype} by {spec.b_dtype}"
@@ -183,19 +214,25 @@ def by_shape(
         return Route(PORTABLE, f"c of {c_dtype} beside sums in {spec.accumulate}")
     if route.path != WARPGROUP:
         return route
-    found = [(name, _misfit(name, x)) for name, x in (("a", a), ("b", b))]
+    if c_dtype is not None and spec.whole:
+        return Route(PORTABLE, "warpgroup products of int8 leave no room for c beside sums in int32")
+    only = {"a": True, "b": False} if spec.kind in ("tf32", "s8") else {}  # the orders that such products can read
+    found = [(name, _misfit(name, x, only.get(name))) for name, x in (("a", a), ("b", b))]
     copied = tuple(why is not None for _, why in found)
     if not any(copied):
         return route
     reason = next(why for _, why in found if why is not None)
     if min(d.rows, d.columns) < _WORTH or d.rows * d.columns * a.columns < _WORTH**3:
-        return Route(TENSOR, reason)
+        other = _without_warpgroups(spec, architecture) if only else Route(TENSOR, reason)
+        return Route(other.path, f"{reason}; {other.reason}" if only else reason)
     names = " and ".join(name for (name, _), copy in zip(found, copied, strict=True) if copy)
     return Route(WARPGROUP, f"{route.reason}; {names} copied to aligned memory first: {reason}", copied)
 
 
-def _misfit(name: str, x: Matrix) -> str | None:
-    """Why tensor copies cannot read a matrix; None if they can."""
+def _misfit(name: str, x: Matrix, rows: bool | None) -> str | None:
+    """Why tensor copies cannot read a matrix, in row or column order if it must be so; None if they can."""
+    if rows is not None and x.along_rows is not rows:
+        return f"such products read {name} in {'row' if rows else 'column'} order only"
     if x.along_rows is None:
         return f"neither axis of {name} is contiguous (strides {x.strides[1:]} bytes)"
     if x.aligned():

@@ -12,7 +12,7 @@ from devkernels.compiler import elf
 from devkernels.compiler.kernel import Options
 from devkernels.errors import CompileError
 from devkernels.kernels import arrays
-from devkernels.kernels.gemm_route import STORED_BYTES, TENSOR_DTYPES, GemmSpec, Matrix, as_matrix
+from devkernels.kernels.gemm_route import STORED_BYTES, GemmSpec, Matrix, as_matrix
 from devkernels.kernels.gemm_views import Prepared, batched_view, numbers, wide
 from devkernels.launch import driver
 from devkernels.launch.jit import Kernel
@@ -23,16 +23,16 @@ from devkernels.matrix.steps import operands_of, takes_all
 def prepare(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any) -> Prepared:
     """Configure the kernel for checked arrays; see `gemm_kernels.prepare`."""
     tiling = warpgroup.Tiling(
-        kind=TENSOR_DTYPES[spec.a_dtype], a_turned=not a.along_rows, b_turned=bool(b.along_rows),
-        a_batched=a.batch > 1, b_batched=b.batch > 1,
+        kind=spec.kind, a_turned=not a.along_rows, b_turned=bool(b.along_rows),
+        a_batched=a.batch > 1, b_batched=b.batch > 1, to_float=spec.kind == "s8" and not spec.whole,
     )  # fmt: skip
     end = finish_for(spec, d, None if c is None else as_matrix(arrays.describe(c, "c")), extra)
     kernel = warpgroup_kernel(spec, tiling, end)
-    rows, columns, batch, steps = d.rows, d.columns, d.batch, -(-a.columns // warpgroup.DEPTH)
+    rows, columns, batch, steps = d.rows, d.columns, d.batch, -(-a.columns // tiling.depth)
     tiles = -(-rows // warpgroup.ROWS) * -(-columns // warpgroup.COLUMNS) * batch
     grid = min(driver.multiprocessors(driver.current_device()), tiles)
     launch = kernel[grid, warpgroup.THREADS, stream, tiling.shared_bytes]
-    maps = (0,) * warpgroup.PAD_WORDS + _map(a, tiling.a_turned) + _map(b, tiling.b_turned)
+    maps = (0,) * warpgroup.PAD_WORDS + _map(a, tiling.a_turned, tiling.depth) + _map(b, tiling.b_turned, tiling.depth)
 
     def arrange(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> tuple:
         d = batched_view(d, batch)
@@ -62,7 +62,7 @@ def warpgroup_kernel(spec: GemmSpec, tiling: warpgroup.Tiling, end: finish.Finis
     return Kernel(function, Options(launch_bounds=warpgroup.THREADS, arch_specific=True))
 
 
-def _map(x: Matrix, turned: bool) -> tuple[int, ...]:
+def _map(x: Matrix, turned: bool, depth: int) -> tuple[int, ...]:
     """Words of a tensor map, as signed numbers. `turned`: the axis that is not the inner dimension is contiguous."""
     from devkernels.matrix.tensor_map import encode
 
@@ -70,12 +70,14 @@ def _map(x: Matrix, turned: bool) -> tuple[int, ...]:
     apart = x.strides[0] if x.batch > 1 else x.pitch * outer
     return encode(
         x.pointer, x.dtype, x.itemsize, (inner, outer, x.batch), (x.pitch, apart),
-        (64, warpgroup.DEPTH if turned else warpgroup.ROWS, 1),
+        (depth, depth if turned else warpgroup.ROWS, 1),
     )  # fmt: skip
 
 
 def finish_for(spec: GemmSpec, d: Matrix, c: Matrix | None, extra: tuple) -> finish.Finish:
     """What the end of a tile depends on."""
+    if spec.whole:  # the bits of whole numbers pass as those of float32
+        d = d._replace(dtype="float32")
     by_eights = d.columns % 8 == 0
     operands = []
     for step in () if takes_all(spec.steps) else operands_of(spec.steps):
@@ -88,4 +90,6 @@ def finish_for(spec: GemmSpec, d: Matrix, c: Matrix | None, extra: tuple) -> fin
             aligned = seen.pointer % min(16, 8 * seen.itemsize) == 0
             operands.append(finish.Operand(seen.dtype, by_eights and dense and aligned))
     side = None if c is None else finish.Operand(c.dtype, wide(c, by_eights), True)
-    return finish.Finish(finish.Operand(d.dtype, wide(d, by_eights), True), side, tuple(operands), by_eights)
+    return finish.Finish(
+        finish.Operand(d.dtype, wide(d, by_eights), True), side, tuple(operands), by_eights, spec.whole
+    )

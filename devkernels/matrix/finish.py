@@ -36,10 +36,13 @@ class Finish:
     c: Operand | None
     extra: tuple[Operand, ...] = ()  # of the steps that have an operand
     by_eights: bool = False  # the columns are a multiple of eight; wide accesses need it
+    whole: bool = False  # the sums are the bits of int32, and so is d: they are scaled and stored
 
 
 def make_finish(plan: Finish, steps: tuple[chains.Step, ...]) -> Callable:
     """Return ``finish(values, batch, row, column, rows, columns, alpha, beta, c, d, extra)``, a device function."""
+    if plan.whole:
+        return _make_whole(plan)
     load_c = _loader(plan.c, "matrix") if plan.c is not None else None
     run = _chain(plan, steps)
     store, has_c, one = _storer(plan.d), plan.c is not None, np.int32(1)
@@ -58,6 +61,18 @@ def make_finish(plan: Finish, steps: tuple[chains.Step, ...]) -> Callable:
                 values[i] += beta * others[i]
         run(values, batch, inner_row, inner_column, last_row, last_column, extra)
         store(values, d, batch, own_row, own_column, last_row, last_column)
+
+    return device_function(finish)
+
+
+def _make_whole(plan: Finish) -> Callable:
+    from devkernels.matrix import ptx
+
+    scale, store, one = ptx.make_integers(COUNT, True), _storer(plan.d), np.int32(1)
+
+    def finish(values, batch, row, column, rows, columns, alpha, beta, c, d, extra):
+        scale(values, alpha)
+        store(values, d, batch, np.int32(row), np.int32(column), np.int32(rows) - one, np.int32(columns) - one)
 
     return device_function(finish)
 

@@ -179,29 +179,39 @@ def _registers(count: int, others: list) -> ir.FunctionType:
     return ir.FunctionType(ir.LiteralStructType(floats), floats + others)
 
 
+# How the products are written: (k of one product, dtypes, what follows the predicate).
+_KINDS = {"f16": (16, "f32.f16.f16", ", 1, 1, {a}, {b}"), "bf16": (16, "f32.bf16.bf16", ", 1, 1, {a}, {b}"),
+          "tf32": (8, "f32.tf32.tf32", ", 1, 1"), "s8": (32, "s32.s8.s8", "")}  # fmt: skip
+
+
 @functools.cache
 def make_product(kind: str, n: int, steps: int, a_step: int, b_step: int, a_turned: bool, b_turned: bool) -> Callable:
-    """Return ``product(acc, a, b, add)``: `steps` products of 64 x n x 16 from shared memory, accumulated in float32.
+    """Return ``product(acc, a, b, add)``: `steps` products of 64 x n x 32 bytes from shared memory, added up.
 
     `a` and `b` are matrix descriptors (uint64) that advance by a_step and b_step (in units of 16 bytes); `acc` is a
-    local array of n // 2 float32; `add` = 0 makes the first product overwrite it.
+    local array of n // 2 float32, in which sums of int8 stand as the bits of int32; `add` = 0 makes the first product
+    overwrite it. Only 16-bit kinds can be turned.
     """
     count = n // 2
+    k, dtypes, rest = _KINDS[kind]
     registers = ", ".join(f"${i}" for i in range(count))
-    turned = f"{int(a_turned)}, {int(b_turned)}"
     place_a, place_b, adds = (f"${2 * count + i}" for i in range(3))
     body = (
-        f"{{ .reg .pred p; setp.ne.b32 p, {adds}, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} "
-        f"{{{registers}}}, {place_a}, {place_b}, p, 1, 1, {turned}; }}"
+        f"{{ .reg .pred p; setp.ne.b32 p, {adds}, 0; wgmma.mma_async.sync.aligned.m64n{n}k{k}.{dtypes} "
+        f"{{{registers}}}, {place_a}, {place_b}, p{rest.format(a=int(a_turned), b=int(b_turned))}; }}"
     )
-    constraints = ",".join(["=f"] * count + [str(i) for i in range(count)] + ["l", "l", "r"])
+    letter = "r" if kind == "s8" else "f"
+    constraints = ",".join([f"={letter}"] * count + [str(i) for i in range(count)] + ["l", "l", "r"])
 
     @intrinsic
     def product(typingctx, acc, a, b, add):
         def codegen(context, builder, signature, arguments):
-            asm_type = _registers(count, [ir.IntType(64), ir.IntType(64), ir.IntType(32)])
-            pointer = _float_pointer(context, builder, signature.args[0], arguments[0])
-            places = [builder.gep(pointer, [i32(i)], inbounds=True) for i in range(count)]
+            others = [ir.IntType(64), ir.IntType(64), ir.IntType(32)]
+            number = ir.IntType(32) if kind == "s8" else ir.FloatType()
+            asm_type = ir.FunctionType(ir.LiteralStructType([number] * count), [number] * count + others)
+            floats = _float_pointer(context, builder, signature.args[0], arguments[0])
+            base = builder.bitcast(floats, ir.PointerType(number, floats.type.addrspace))
+            places = [builder.gep(base, [i32(i)], inbounds=True) for i in range(count)]
             values = [builder.load(p) for p in places]
             adds = context.cast(builder, arguments[3], signature.args[3], types.uint32)
             for step in range(steps):
@@ -217,6 +227,33 @@ def make_product(kind: str, n: int, steps: int, a_step: int, b_step: int, a_turn
         return types.void(acc, types.uint64, types.uint64, add), codegen
 
     return product
+
+
+@functools.cache
+def make_integers(count: int, scaled: bool) -> Callable:
+    """Return ``integers(values, factor)``: of the int32 whose bits stand in float32 registers, the float32 numbers.
+
+    With `scaled`, their product with `factor` instead, as bits again.
+    """
+
+    @intrinsic
+    def integers(typingctx, values, factor):
+        def codegen(context, builder, signature, arguments):
+            floats = _float_pointer(context, builder, signature.args[0], arguments[0])
+            by = context.cast(builder, arguments[1], signature.args[1], types.int32)
+            for i in range(count):
+                place = builder.gep(floats, [i32(i)], inbounds=True)
+                whole = builder.bitcast(builder.load(place), ir.IntType(32))
+                if scaled:
+                    value = builder.bitcast(builder.mul(whole, by), ir.FloatType())
+                else:
+                    value = builder.sitofp(whole, ir.FloatType())
+                builder.store(value, place)
+            return context.get_dummy_value()
+
+        return types.void(values, factor), codegen
+
+    return integers
 
 
 @functools.cache

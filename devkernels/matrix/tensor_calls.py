@@ -75,8 +75,8 @@ def make_put_eight() -> Callable:
 
 
 @functools.cache
-def make_gather_eight() -> Callable:
-    """Return ``gather(to, place, step, left)``: 16 bytes at global address `to` from eight 16-bit elements.
+def make_gather(item: int) -> Callable:
+    """Return ``gather(to, place, step, left)``: 16 bytes at global address `to` from elements of `item` bytes.
 
     They lie `step` bytes apart from address `place` on; only the first `left` are read, the others are zero.
     """
@@ -86,13 +86,18 @@ def make_gather_eight() -> Callable:
         def codegen(context, builder, signature, arguments):
             step_, left_ = (signed(context, builder, v, t)
                             for v, t in zip(arguments[2:], signature.args[2:], strict=True))  # fmt: skip
-            half, values = ir.IntType(16), []
-            for e in range(8):
+            kind, word, each = ir.IntType(8 * item), ir.IntType(32), 4 // item
+            words = []
+            for e in range(16 // item):
                 inside = builder.icmp_signed(">", left_, i64(e))
                 offset = builder.select(inside, builder.mul(step_, i64(e)), i64(0))  # the first can always be read
-                value = builder.load(pointer(builder, builder.add(arguments[1], offset), half))
-                values.append(builder.zext(builder.select(inside, value, ir.Constant(half, 0)), ir.IntType(32)))
-            words = [builder.or_(values[i], builder.shl(values[i + 1], i32(16))) for i in range(0, 8, 2)]
+                value = builder.load(pointer(builder, builder.add(arguments[1], offset), kind))
+                value = builder.select(inside, value, ir.Constant(kind, 0))
+                value = value if item == 4 else builder.zext(value, word)
+                if e % each:
+                    words[-1] = builder.or_(words[-1], builder.shl(value, i32(8 * item * (e % each))))
+                else:
+                    words.append(value)
             store_words(builder, arguments[0], 0, words)
             return context.get_dummy_value()
 

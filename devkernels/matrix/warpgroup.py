@@ -18,9 +18,10 @@ import numpy as np
 from devkernels.lazy import cuda
 
 ROWS = COLUMNS = 128  # of a tile
-DEPTH = 64  # elements of the inner dimension in a stage: 128 bytes, the width of the swizzle
+LINE = 128  # bytes of the inner dimension in a stage: the width of the swizzle
 THREADS = 384
-MATRIX_BYTES = ROWS * DEPTH * 2
+MATRIX_BYTES = ROWS * LINE
+ITEM = {"f16": 2, "bf16": 2, "tf32": 4, "s8": 1}  # bytes of an element, by its name in PTX
 STAGE_BYTES = 2 * MATRIX_BYTES
 SLAB_BYTES = 16 * 64 * 4  # of one warp; see devkernels/matrix/tile.py
 PAD_WORDS = 6  # before the tensor maps, see `make_kernel`
@@ -31,13 +32,19 @@ MAP_WORDS = PAD_WORDS + 2 * 16
 class Tiling:
     """How the work is cut, and how the operands lie."""
 
-    kind: str = "f16"  # f16 or bf16, as PTX names them
+    kind: str = "f16"  # one of `ITEM`; only 16-bit ones can be turned
     stages: int = 6
     a_turned: bool = False  # rows of a are contiguous: a in column order
     b_turned: bool = True  # columns of b are contiguous: b in row order
     a_batched: bool = False  # each batch has an a of its own
     b_batched: bool = False
     band: int = 16  # rows of tiles that are worked on together, for the L2 cache
+    to_float: bool = False  # sums of int8 become float32 before they are finished
+
+    @property
+    def depth(self) -> int:
+        """Elements of the inner dimension in a stage."""
+        return LINE // ITEM[self.kind]
 
     @property
     def slab_offset(self) -> int:
@@ -61,7 +68,7 @@ def descriptor(turned: bool) -> tuple[int, int]:
     PTX ISA, "Matrix descriptor": the leading offset is the distance of 64-element columns of a turned matrix (and
     unused otherwise), the stride offset that of groups of 8 lines.
     """
-    leading = 64 * DEPTH * 2 // 16 if turned else 1
+    leading = 64 * LINE // 16 if turned else 1
     return (leading << 16) | (8 * 128 // 16 << 32) | (1 << 62), (16 * 128 // 16 if turned else 2)
 
 
@@ -81,8 +88,9 @@ def make_kernel(tiling: Tiling, prepare: Callable, finish: Callable) -> Callable
     (a_bits, a_step), (b_bits, b_step) = descriptor(t.a_turned), descriptor(t.b_turned)
     A_BITS, B_BITS, HALF = u64(a_bits), u64(b_bits), u64(64 * 128 // 16)
     zero, one, two, three, four, eight, sixteen = map(u32, (0, 1, 2, 3, 4, 8, 16))
-    tile_rows, tile_columns, box_bytes, depth = u32(ROWS), u32(COLUMNS), u32(8192), u32(DEPTH)
-    product = ptx.make_product(t.kind, COLUMNS, DEPTH // 16, a_step, b_step, t.a_turned, t.b_turned)
+    tile_rows, tile_columns, box_bytes, depth = u32(ROWS), u32(COLUMNS), u32(8192), u32(t.depth)
+    product = ptx.make_product(t.kind, COLUMNS, LINE // 32, a_step, b_step, t.a_turned, t.b_turned)
+    integers, TO_FLOAT = ptx.make_integers(COLUMNS // 2, False), t.to_float
     settle = ptx.make_settle(COLUMNS // 2)
     put0, put1, get = tile.make_put(0), tile.make_put(1), tile.make_get()
     map_a, map_b, COUNT = PAD_WORDS, PAD_WORDS + 16, COLUMNS // 2
@@ -215,6 +223,9 @@ def make_kernel(tiling: Tiling, prepare: Callable, finish: Callable) -> Callable
                 wait_all()
                 settle(upper)
                 settle(lower)
+                if TO_FLOAT:
+                    integers(upper, one)
+                    integers(lower, one)
                 if leader:
                     barrier_arrive(empty + (stage - one if stage > zero else STAGES - one) * eight)
                 row0 = row * tile_rows + warp * sixteen + (lane >> three)

@@ -40,10 +40,24 @@ def test_warpgroup_products(epilogue):
         assert image.registers * warpgroup.THREADS <= 65536
 
 
-def test_integers_take_the_portable_loop():
+@pytest.mark.parametrize(
+    ("options", "operation"),
+    [(dict(dtype="float32", tf32=True, epilogue="bias"), "HGMMA.64x128x8.F32.TF32"),
+     (dict(dtype="int8"), "IGMMA.64x128x32.S8.S8"),
+     (dict(dtype="int8", accumulate="float32", out_dtype="float16", epilogue="column_scale"), "IGMMA.64x128x32")],
+)  # fmt: skip
+def test_tf32_and_int8(options, operation):
+    (image,) = built(**options).values()  # b in column order only
+    sass = Sass(image)
+    assert sass.count(operation) >= 8
+    assert sass.between(operation[:5], r"\b(LDL|STL)\b") == 0
+    assert sass.spills == 0
+
+
+def test_some_integers_take_the_portable_loop():
     (image,) = built(dtype="int8", epilogue="bias").values()
     sass = Sass(image)
-    assert image.notes["route"].startswith("portable: tensor cores are used for float16 and bfloat16, not for int8")
+    assert image.notes["route"].startswith("portable: tensor cores add int8 up in int32")
     assert sass.count("HGMMA") == 0
     assert sass.spills == 0
     assert sass.count("IMAD") >= 16

@@ -49,7 +49,15 @@ def test_by_shape(arguments, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(dtype="int8"), "portable: tensor cores are used for float16 and bfloat16, not for int8 by int8"),
+        (dict(dtype="int8"), "warpgroup: int8 on sm_90: tensor copies"),
+        (dict(dtype="int8", accumulate="float32", epilogue="bias"), "warpgroup: int8 on sm_90: tensor copies"),
+        (
+            dict(dtype="int8", epilogue="bias"),
+            "portable: tensor cores add int8 up in int32, which is the result as it is",
+        ),
+        (dict(dtype="uint8"), "portable: tensor cores are used for float16 and bfloat16, not for uint8 by uint8"),
+        (dict(dtype="float32", tf32=True), "warpgroup: float32 as tf32 on sm_90"),
+        (dict(dtype="float32", tf32=True, prologue_a=lambda x, row, column: x), "portable: operands are copied into"),
         (dict(dtype="float32"), "staged: float32 on sm_90: slices are copied ahead into shared memory; fused multiply"),
         (dict(dtype="complex128"), "staged: complex128 on sm_90: slices are copied ahead into shared memory; tensor"),
         (
@@ -107,6 +115,22 @@ def test_large_misaligned_operands_are_copied():
     assert "; a copied" in route(a[:, ::2][:, :200], aligned((200, 336)), aligned((300, 336)))
     assert route(a[:200], b, d[:200]).startswith("tensor")
     assert route(a, b, d, "sm_80").startswith("tensor: warpgroup products exist on sm_90 only")
+
+
+def test_orders_of_tf32_and_int8():
+    """Such products read rows of a and columns of b; others are copied if they are large."""
+    for dtype, options in (("f4", dict(dtype="float32", tf32=True)), ("i1", dict(dtype="int8"))):
+        a, b, d = aligned((320, 512), dtype), aligned((512, 320), dtype, "F"), aligned((320, 320), dtype)
+        assert route(a, b, d, **options).endswith("tensor copies and warpgroup products")
+        turned = aligned((512, 320), dtype)
+        words = "; b copied to aligned memory first: such products read b in column order only"
+        assert route(a, turned, d, **options).endswith(words)
+        few = route(a[:64], turned, d[:64], **options)
+        assert few.startswith("staged: such products read b" if dtype == "f4" else "portable: such products read b")
+    assert route(a, b, d, dtype="int8", c_dtype="int32").startswith(
+        "portable: warpgroup products of int8 leave no room"
+    )
+    assert route(a.astype("f4"), b, d, "sm_80", dtype="float32", tf32=True).startswith("staged")
 
 
 def test_describe_needs_no_gpu():

@@ -68,7 +68,7 @@ def test_tensor_cores_at_any_alignment(orders, rng):
 
 @pytest.mark.parametrize(
     ("dtype", "wide"),
-    [("int8", "i4"), ("uint8", "i4"), ("int16", "i8"), ("int32", "i8"), (("float16", "float32"), "f4"),
+    [("uint8", "i4"), ("int16", "i8"), ("int32", "i8"), (("float16", "float32"), "f4"),
      (("float32", "complex64"), "c8")],
 )  # fmt: skip
 def test_portable_edges(dtype, wide, rng):
@@ -333,6 +333,55 @@ def test_copied_operands_in_a_graph(rng):
     torch.zeros(1 << 22, device="cuda")
     graph.replay()
     assert torch.equal(out, (a.float() @ b.float()).half())
+
+
+@hopper
+def test_int8_on_tensor_cores(rng):
+    """Exact in int32 and, for an epilogue, in float32; edges, batches, orders that are copied."""
+    plan = devkernels.make_gemm("int8")
+    scaled = devkernels.make_gemm("int8", accumulate="float32", epilogue=("column_scale", "bias"))
+    for m, n, k in [(130, 136, 144), (1, 8, 16), (257, 131, 64), (128, 128, 4096), (300, 512, 400), (64, 63, 1008)]:
+        a, b = (cupy.asarray(rng.integers(-128, 128, s), "i1") for s in ((m, k), (n, k)))
+        scale, bias = cupy.asarray(rng.choice([0.25, 0.5, 1, 2], n), "f4"), cupy.asarray(integers(rng, n, "f4"))
+        want = a.astype("i4") @ b.astype("i4").T
+        assert "warpgroup: int8" in plan.describe(a, b.T)
+        out = cupy.full((m + 1, n + 1), 77, "i4")
+        plan(a, b.T, out=out[:m, :n])
+        assert bool(cupy.array_equal(out[:m, :n], want)), (m, n, k)
+        assert bool((out[m] == 77).all())
+        assert bool((out[:, n] == 77).all())
+        assert bool(cupy.array_equal(plan(a, b.T, alpha=-3), -3 * want))
+        if k <= 1024:
+            assert bool(cupy.array_equal(scaled(a, b.T, extra=(scale, bias)), want.astype("f4") * scale + bias))
+    rows = cupy.ascontiguousarray(b.T)
+    assert bool(cupy.array_equal(plan(a, rows), want))
+    batch = cupy.stack([a, a[::-1]])
+    assert bool(cupy.array_equal(plan(batch, b.T), cupy.stack([want, want[::-1]])))
+    m, n, k = 333, 415, 517  # neither order nor alignment
+    a, b = (cupy.asarray(rng.integers(-128, 128, s), "i1") for s in ((m, k), (k, n)))
+    assert "a and b copied" in plan.describe(a, b)
+    assert bool(cupy.array_equal(plan(a, b), a.astype("i4") @ b.astype("i4")))
+    c = cupy.asarray(integers(rng, (m, n), "i4"))
+    assert bool(cupy.array_equal(plan(a, b, c, beta=2), a.astype("i4") @ b.astype("i4") + 2 * c))
+
+
+@hopper
+def test_tf32(rng):
+    """Small whole numbers are exact in tf32; random ones as good as ten bits let them be, and no better."""
+    plan = devkernels.make_gemm("float32", tf32=True, epilogue="relu")
+    for m, n, k in ((130, 136, 132), (64, 61, 36), (300, 300, 300)):
+        a, b = cupy.asarray(integers(rng, (m, k), "f4")), cupy.asarray(integers(rng, (n, k), "f4"))
+        assert "warpgroup: float32 as tf32" in plan.describe(a, b.T)
+        want = cupy.maximum(a @ b.T, 0)
+        assert bool(cupy.array_equal(plan(a, b.T), want)), (m, n, k)
+        if m == 300:
+            assert "b copied" in plan.describe(a, cupy.ascontiguousarray(b.T))
+            assert bool(cupy.array_equal(plan(a, cupy.ascontiguousarray(b.T)), want))
+    a, b = (rng.standard_normal((512, 1024)).astype("f4") for _ in range(2))
+    plan = devkernels.make_gemm("float32", tf32=True)
+    got = plan(cupy.asarray(a), cupy.asarray(b).T).get()
+    error = tolerance.relative_error(got, a.astype("f8") @ b.astype("f8").T)
+    assert 1e-5 < error < 2.0**-9  # each factor loses less than 2**-10 of itself
 
 
 def test_torch_and_bfloat16(rng):

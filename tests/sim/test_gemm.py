@@ -36,6 +36,18 @@ def test_dtypes(generator, dtype, wide, result):
     np.testing.assert_array_equal(product(a, b, c, alpha=2, beta=3), 2 * (a.astype(wide) @ b.astype(wide)) + 3 * c)
 
 
+def test_integers_added_up_for_floats(generator):
+    """int8 with scales and functions after it: sums are exact, as long as float32 holds them."""
+    a, b = integers(generator, (9, 11), "i1"), integers(generator, (11, 10), "i1")
+    scale = np.full(10, 0.5, "f4")
+    product = devkernels.make_gemm("int8", accumulate="float32", epilogue=("column_scale", "relu"))
+    got = product(a, b, extra=(scale,))
+    assert got.dtype == np.float32
+    np.testing.assert_array_equal(got, np.maximum(0.5 * (a.astype("f4") @ b.astype("f4")), 0))
+    half = devkernels.make_gemm("int8", accumulate="float32", out_dtype="float16")(a, b, alpha=0.25)
+    np.testing.assert_array_equal(half, (0.25 * (a.astype("f4") @ b.astype("f4"))).astype("f2"))
+
+
 @pytest.mark.parametrize("orders", list(itertools.product("CF", repeat=3)))
 def test_orders(generator, orders):
     a, b = integers(generator, (9, 5), "f4", orders[0]), integers(generator, (5, 17), "f4", orders[1])
@@ -217,6 +229,8 @@ def test_refused_in_words(arguments, options, kind, words):
         ("complex64", dict(out_dtype="float32"), "cannot hold complex64"),
         ("complex64", dict(accumulate="float32"), "cannot hold products"),
         ("float32", dict(prologue_a=1), "prologue_a=1"),
+        ("float64", dict(tf32=True), "tf32=True is a way of multiplying float32, not float64"),
+        ("int16", dict(accumulate="float32"), "cannot hold products"),
     ],
 )  # fmt: skip
 def test_plans_refused_in_words(dtype, options, words):
