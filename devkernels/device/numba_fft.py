@@ -10,36 +10,24 @@ from dataclasses import replace
 
 from numba import types
 from numba.core.errors import TypingError
-from numba.cuda.cudaimpl import lower, lower_constant
-from numba.cuda.descriptor import cuda_target
-from numba.cuda.extending import core_models, overload_attribute, overload_method, register_model
+from numba.cuda.extending import overload_method
 
 from devkernels import target, traits
 from devkernels.device import _intrinsics, rows, rows_half
 from devkernels.device.code import FunctionRequest, linkable
+from devkernels.device.numba_objects import INLINE, DeviceObjectType, absent, compiled_for, refresh, register
 from devkernels.device.sides import row_type
 from devkernels.errors import TargetError
 
-INLINE = {"forceinline": True}
 _VALUE = {"complex64": types.complex64, "complex128": types.complex128, "complex32x2": types.uint64}
 
 
-class DeviceFFTType(types.Type):
-    """Numba type of one DeviceFFT; every spec is a type of its own, so that kernels compile for it."""
+class DeviceFFTType(DeviceObjectType):
+    """Numba type of one DeviceFFT."""
 
     def __init__(self, fft):
         self.fft = fft
-        super().__init__(f"DeviceFFT({fft.spec!r})")
-
-
-@register_model(DeviceFFTType)
-class _DeviceFFTModel(core_models.OpaqueModel):
-    """Takes no space: all is known when the kernel is compiled."""
-
-
-@lower_constant(DeviceFFTType)
-def _constant(context, builder, fft_type, value):
-    return context.get_dummy_value()
+        super().__init__(fft)
 
 
 _INTEGER_TRAITS = (
@@ -49,26 +37,17 @@ _INTEGER_TRAITS = (
 )  # fmt: skip
 
 
-def _register_trait(name: str) -> None:
-    @overload_attribute(DeviceFFTType, name, inline="always")
-    def attribute(fft_value):
-        value = getattr(fft_value.fft, name)
-        if value is None:
-            raise TypingError(f"{name} of the {fft_value.fft.spec} is None: it has no blocks.")
-        return lambda fft_value: value
+def _trait(fft_value, name: str):
+    value = getattr(fft_value.fft, name)
+    if value is None:
+        raise TypingError(f"{name} of the {fft_value.fft.spec} is None: it has no blocks.")
+    return value
 
 
-for _name in (*_INTEGER_TRAITS, "value_type", "input_type", "output_type"):
-    _register_trait(_name)
+register(DeviceFFTType, (*_INTEGER_TRAITS, "value_type", "input_type", "output_type"), _trait)
 
 
 # -- calls ---------------------------------------------------------------------------------------------------------
-
-
-def compiled_for() -> target.Target:
-    """The architecture of the compilation under way."""
-    found = target.compiling_for() or target.current_target()
-    return target.Target(found.major, found.minor)
 
 
 def retarget(spec, here: target.Target):
@@ -108,14 +87,10 @@ def _check_values(fft, array, name: str) -> None:
         )
 
 
-def _absent(argument) -> bool:
-    return argument is None or argument == types.none or isinstance(argument, types.Omitted)
-
-
 @overload_method(DeviceFFTType, "__call__", jit_options=INLINE)
 def _call(f, first, second=None):
     fft = f.fft
-    if fft.spec.is_block and not _absent(second):
+    if fft.spec.is_block and not absent(second):
         _check_values(fft, first, "thread_data")
         if not isinstance(second, types.Array):
             raise TypingError(f"shared_mem must be a shared-memory array, not {second}.")
@@ -125,7 +100,7 @@ def _call(f, first, second=None):
             run(first, second)
 
         return in_registers
-    if not _absent(second):
+    if not absent(second):
         raise TypingError(f"the {fft.spec} takes f(thread_data); it uses no shared memory.")
     _check_values(fft, first, "shared_mem" if fft.spec.is_block else "thread_data")
     run = _intrinsics.make_call(_code_finder(fft, "shared" if fft.spec.is_block else "register"), 1)
@@ -134,12 +109,6 @@ def _call(f, first, second=None):
         run(first)
 
     return in_place
-
-
-@lower(DeviceFFTType, DeviceFFTType, types.VarArg(types.Any))
-def _lower_call(context, builder, signature, arguments):
-    # Typing finds `__call__` through the overload above; lowering looks for the type itself, so send it there.
-    return context.get_function((DeviceFFTType, "__call__"), signature)(builder, arguments)
 
 
 # -- collectives ---------------------------------------------------------------------------------------------------
@@ -211,6 +180,4 @@ def _unpack(f, value):
     return rows_half.make_unpack()
 
 
-# This module is first imported while a kernel is being typed, when Numba has read its registries already.
-cuda_target.typing_context.refresh()
-cuda_target.target_context.refresh()
+refresh()

@@ -10,51 +10,36 @@ from dataclasses import replace
 
 from numba import types
 from numba.core.errors import TypingError
-from numba.cuda.cudaimpl import lower, lower_constant
-from numba.cuda.descriptor import cuda_target
-from numba.cuda.extending import core_models, overload_attribute, overload_method, register_model
+from numba.cuda.extending import overload_method
 
-from devkernels import matmul_traits, target
+from devkernels import matmul_traits
 from devkernels.device import _matmul_calls as calls
 from devkernels.device import tiles
 from devkernels.device.code import linkable
 from devkernels.device.matmul_code import MatmulRequest
+from devkernels.device.numba_objects import INLINE, DeviceObjectType, absent, compiled_for, refresh, register
 from devkernels.errors import TargetError
 
-INLINE = {"forceinline": True}
 
-
-class DeviceMatmulType(types.Type):
-    """Numba type of one DeviceMatmul; every spec is a type of its own."""
+class DeviceMatmulType(DeviceObjectType):
+    """Numba type of one DeviceMatmul."""
 
     def __init__(self, mm):
         self.mm = mm
-        super().__init__(f"DeviceMatmul({mm.spec!r})")
+        super().__init__(mm)
 
 
-@register_model(DeviceMatmulType)
-class _DeviceMatmulModel(core_models.OpaqueModel):
-    """Takes no space: all is known when the kernel is compiled."""
+def _trait(mm_value, name: str):
+    value = getattr(mm_value.mm, name)
+    return tuple(value) if isinstance(value, tuple) else value  # named tuples are types of their own to Numba
 
 
-@lower_constant(DeviceMatmulType)
-def _constant(context, builder, matmul_type, value):
-    return context.get_dummy_value()
-
-
-def _register_trait(name: str) -> None:
-    @overload_attribute(DeviceMatmulType, name, inline="always")
-    def attribute(mm_value):
-        value = getattr(mm_value.mm, name)
-        if isinstance(value, tuple):
-            value = tuple(value)  # named tuples are types of their own to Numba
-        return lambda mm_value: value
-
-
-for _name in ("size", "a_dim", "b_dim", "c_dim", "a_size", "b_size", "c_size", "leading_dimension", "alignment",
-              "block_dim", "block_size", "max_threads_per_block", "shared_memory_size", "shared_memory_size_ab",
-              "accumulator_size", "a_value_type", "b_value_type", "c_value_type"):  # fmt: skip
-    _register_trait(_name)
+_TRAITS = (
+    "size", "a_dim", "b_dim", "c_dim", "a_size", "b_size", "c_size", "leading_dimension", "alignment", "block_dim",
+    "block_size", "max_threads_per_block", "shared_memory_size", "shared_memory_size_ab", "accumulator_size",
+    "a_value_type", "b_value_type", "c_value_type",
+)  # fmt: skip
+register(DeviceMatmulType, _TRAITS, _trait)
 
 
 # -- calls -------------------------------------------------------------------------------------------------------------
@@ -64,8 +49,7 @@ def _code_finder(mm, api: str):
     """Function that finds the code of a product for the architecture that is compiled for."""
 
     def find():
-        found = target.compiling_for() or target.current_target()
-        here, spec = target.Target(found.major, found.minor), mm.spec
+        here, spec = compiled_for(), mm.spec
         moved = spec if spec.target == here else replace(spec, target=here)
         same = api != "fragment" or matmul_traits.fragment_size(moved, False) == mm.accumulator_size
         if moved.shared_bytes(2) > here.max_shared_bytes or not same:
@@ -78,10 +62,6 @@ def _code_finder(mm, api: str):
         return linkable(MatmulRequest(matmul_traits.description(moved, api), here))
 
     return find
-
-
-def _absent(argument) -> bool:
-    return argument is None or argument == types.none or isinstance(argument, types.Omitted)
 
 
 def _check_matrix(mm, array, which: int, name: str) -> None:
@@ -105,7 +85,7 @@ def _check_fragment(mm, array) -> None:
 @overload_method(DeviceMatmulType, "__call__", jit_options=INLINE)
 def _call(f, first, second, third, fourth=None, fifth=None, sixth=None, seventh=None, eighth=None):
     mm = f.mm
-    if _absent(fourth):
+    if absent(fourth):
         _check_matrix(mm, first, 0, "a")
         _check_matrix(mm, second, 1, "b")
         _check_fragment(mm, third)
@@ -115,10 +95,10 @@ def _call(f, first, second, third, fourth=None, fifth=None, sixth=None, seventh=
             accumulate(first, second, third)
 
         return in_registers
-    if _absent(fifth):
+    if absent(fifth):
         raise TypingError("a product takes mm(alpha, a, b, beta, c), mm(alpha, a, lda, b, ldb, beta, c, ldc) or mm(a, "
                           "b, accumulator).")  # fmt: skip
-    if _absent(sixth):
+    if absent(sixth):
         for which, (array, name) in enumerate(((second, "a"), (third, "b"), (fifth, "c"))):
             _check_matrix(mm, array, which, name)
         multiply = calls.make_multiply(_code_finder(mm, "shared"), mm.spec.value_types[2], False)
@@ -135,12 +115,6 @@ def _call(f, first, second, third, fourth=None, fifth=None, sixth=None, seventh=
         multiply(first, second, third, fourth, fifth, sixth, seventh, eighth)
 
     return in_shared_with_gaps
-
-
-@lower(DeviceMatmulType, DeviceMatmulType, types.VarArg(types.Any))
-def _lower_call(context, builder, signature, arguments):
-    # Typing finds `__call__` through the overload above; lowering looks for the type itself, so send it there.
-    return context.get_function((DeviceMatmulType, "__call__"), signature)(builder, arguments)
 
 
 # -- accumulators ------------------------------------------------------------------------------------------------------
@@ -209,6 +183,4 @@ def _register_tile(letter: str, which: int) -> None:
 for _which, _letter in enumerate("abc"):
     _register_tile(_letter, _which)
 
-# This module is first imported while a kernel is being typed, when Numba has read its registries already.
-cuda_target.typing_context.refresh()
-cuda_target.target_context.refresh()
+refresh()
