@@ -1,6 +1,6 @@
-"""A kernel with two FFTs, and a factory of its images, which bench/images.py runs.
+"""A kernel with two FFTs, and factories of images, which bench/images.py runs: of that kernel, and of ready kernels.
 
-``devkernels build bench._image_factory:convolutions --target sm_90 -o FOLDER``
+``devkernels build bench._image_factory:convolutions bench._image_factory:ready --target sm_90 -o FOLDER``
 """
 
 from __future__ import annotations
@@ -44,3 +44,13 @@ def _convolution(size):
 def convolutions():
     """Kernels with two FFTs each, by file name."""
     return {f"convolution_{size}": _convolution(size) for size in SIZES}
+
+
+FILTERED, CONVOLVED = (256, "complex64"), (1024, 1024, "float32", "causal")
+PRODUCT = {"dtype": "float16", "epilogue": ("bias", "silu")}
+
+
+def ready():
+    """Plans whose kernels a library might ship."""
+    return [devkernels.make_spectral_filter(*FILTERED), devkernels.make_fftconvolve(*CONVOLVED),
+            devkernels.make_gemm(**PRODUCT)]  # fmt: skip

@@ -41,6 +41,7 @@ _PUBLIC = {
     "matmul": "devkernels.device.matmul",
     "oaconvolve": "devkernels.kernels.fftconvolve",
     "spectral_filter": "devkernels.kernels.spectral_filter",
+    "use_images": "devkernels.compiler.shipped",
 }
 
 __all__ = ["__version__", *_PUBLIC]
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from devkernels.compiler.image import KernelImage
     from devkernels.compiler.kernel import compile
     from devkernels.compiler.nvmath_functions import keep_nvmath_functions
+    from devkernels.compiler.shipped import use_images
     from devkernels.device.fft import DeviceFFT, fft
     from devkernels.device.inline import device_function
     from devkernels.device.matmul import DeviceMatmul, matmul

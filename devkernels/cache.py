@@ -66,11 +66,7 @@ def get_or_build(kind: str, key: str, build: Callable[[], bytes], *, spec: objec
         if data is not None:
             return data
         if config.disable_jit():
-            raise JitDisabledError(
-                f"{_describe(kind, key, spec)} would have to be compiled, but DEVKERNELS_DISABLE_JIT is set. Add it to "
-                f"the images that are built ahead of time, or unset DEVKERNELS_DISABLE_JIT.",
-                spec=spec,
-            )
+            raise jit_disabled(_describe(kind, key, spec), spec)
         with _process_lock(kind, key):
             data = get(kind, key)  # or another process
             if data is not None:
@@ -81,6 +77,15 @@ def get_or_build(kind: str, key: str, build: Callable[[], bytes], *, spec: objec
     with _guard:
         _building.pop((kind, key), None)
     return data
+
+
+def jit_disabled(what: str, spec: object, hint: str = "") -> JitDisabledError:
+    """The error for something that must not be compiled now."""
+    return JitDisabledError(
+        f"{what} would have to be compiled, but DEVKERNELS_DISABLE_JIT is set.{hint} Add it to the images that are "
+        f"built ahead of time, or unset DEVKERNELS_DISABLE_JIT.",
+        spec=spec,
+    )
 
 
 def get(kind: str, key: str) -> bytes | None:

@@ -113,6 +113,8 @@ class KernelImage:
         Anything else that a program wants to keep with the kernel, such as block shape; only JSON types.
     versions : dict
         Versions of the libraries that compiled it.
+    content : str
+        Of a ready kernel, what it is made of, by which `devkernels.use_images` finds it; else empty.
     """
 
     name: str
@@ -127,6 +129,7 @@ class KernelImage:
     cooperative: bool = False
     notes: dict[str, Any] = field(default_factory=dict, compare=False)
     versions: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+    content: str = field(default="", repr=False, compare=False)
 
     @classmethod
     def of(

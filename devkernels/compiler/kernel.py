@@ -6,8 +6,9 @@ another architecture than this process compiles for, and from the simulator, bui
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from devkernels import cache, versions
 from devkernels import target as targets
 from devkernels.canonical import digest
 from devkernels.compiler.image import KernelImage, pack, unpack
-from devkernels.errors import DevkernelsWarning, SpecError
+from devkernels.errors import DevkernelsError, DevkernelsWarning, MissingDependencyError, SpecError
 from devkernels.target import Target
 
 if TYPE_CHECKING:
@@ -95,7 +96,9 @@ def compile(
     if signature is None:
         raise SpecError(f"Kernel {function.__name__} needs a signature to be compiled ahead of a launch.")
     where = targets.current_target() if target is None else Target.parse(target)
-    return compile_function(function, signature, where, chosen, notes)
+    image = compile_function(function, signature, where, chosen, notes)
+    content = getattr(kernel, "content", None)  # of a ready kernel
+    return replace(image, content=content) if content else image
 
 
 def unwrap(kernel: Any) -> tuple[Callable, Options, object]:
@@ -136,7 +139,24 @@ def compile_function(
     def build() -> bytes:
         return pack([_build(function, signature, resolved, target, options, notes)])
 
-    return unpack(cache.get_or_build(KIND, key, build, spec=f"kernel {function.__name__}({resolved}) for {target}"))[0]
+    spec = f"kernel {function.__name__}({resolved}) for {target}"
+    with needing_compilers(spec):
+        return unpack(cache.get_or_build(KIND, key, build, spec=spec))[0]
+
+
+@contextlib.contextmanager
+def needing_compilers(spec: str) -> Iterator[None]:
+    """Say in words that something must be compiled where a compiler is not installed."""
+    try:
+        yield
+    except DevkernelsError:
+        raise
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{spec} is neither in the cache nor in an image, and a library that would compile it cannot be imported "
+            f"({error}). Install devkernels[cu12], [cu13] or [aot], or bring it as an image.",
+            spec=spec,
+        ) from error
 
 
 def kernel_key(

@@ -5,7 +5,6 @@ In: a `GemmSpec` and checked arrays. Out: a `Prepared` launch of ``(a, b, c, alp
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,6 +28,7 @@ from devkernels.kernels.gemm_route import (
     small_tiling,
 )
 from devkernels.kernels.gemm_views import Prepared, batched_view, numbers, wide_rows
+from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.launch import driver
 from devkernels.launch.jit import Kernel
 from devkernels.matrix import packed, portable, small, staged, tensor
@@ -90,7 +90,7 @@ def _stored(spec: GemmSpec) -> Callable:
     return device_function(lambda x: x)
 
 
-@functools.lru_cache(maxsize=256)
+@lazy_kernel
 def portable_kernel(
     spec: GemmSpec, tiling: portable.PortableTiling, c_dtype: str | None, batched: tuple[bool, ...]
 ) -> Kernel:
@@ -136,7 +136,7 @@ def staged_tiling(spec: GemmSpec, a: Matrix, b: Matrix, d: Matrix, has_c: bool, 
     return replace(large, small=few, d_wide=wide, tall=tall)
 
 
-@functools.lru_cache(maxsize=256)
+@lazy_kernel
 def staged_kernel(spec: GemmSpec, tiling: staged.StagedTiling, batched: tuple[bool, ...]) -> Kernel:
     """The kernel on arrays with three axes; see `staged.make_kernel`."""
     epilogue = element_function(spec.steps, np.dtype(spec.accumulate).type, batched)
@@ -165,7 +165,7 @@ def _tensor(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tupl
     return Prepared(launch, arrange)
 
 
-@functools.lru_cache(maxsize=256)
+@lazy_kernel
 def tensor_kernel(spec: GemmSpec, tiling: tensor.TensorTiling, batched: tuple[bool, ...]) -> Kernel:
     """The kernel on arrays with three axes; see `tensor.make_kernel`."""
     epilogue = element_function(spec.steps, np.float32, batched)
@@ -197,14 +197,14 @@ def _packed(spec: GemmSpec, tiling: packed.PackedTiling, d: Matrix, extra: tuple
     return Prepared(launch, arrange)
 
 
-@functools.lru_cache(maxsize=256)
+@lazy_kernel
 def packed_kernel(spec: GemmSpec, tiling: packed.PackedTiling, batched: tuple[bool, ...]) -> Kernel:
     """The kernel for sizes that are constants; see `packed.make_kernel`."""
     epilogue = element_function(spec.steps, np.dtype(spec.accumulate).type, batched)
     return Kernel(packed.make_kernel(tiling, epilogue), Options(launch_bounds=tiling.threads))
 
 
-@functools.lru_cache(maxsize=256)
+@lazy_kernel
 def small_kernel(spec: GemmSpec, tiling: small.SmallTiling, batched: tuple[bool, ...]) -> Kernel:
     """The kernel for sizes that are constants; see `small.make_kernel`."""
     epilogue = element_function(spec.steps, np.dtype(spec.accumulate).type, batched)

@@ -14,6 +14,7 @@ from devkernels.errors import CompileError
 from devkernels.kernels import arrays
 from devkernels.kernels.gemm_route import STORED_BYTES, GemmSpec, Matrix, as_matrix
 from devkernels.kernels.gemm_views import Prepared, batched_view, numbers, wide
+from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.launch import driver
 from devkernels.launch.jit import Kernel
 from devkernels.matrix import finish, warpgroup
@@ -54,7 +55,7 @@ def _check_parameters(image: Any) -> None:
         )
 
 
-@functools.lru_cache(maxsize=256)
+@lazy_kernel
 def warpgroup_kernel(spec: GemmSpec, tiling: warpgroup.Tiling, end: finish.Finish) -> Kernel:
     """The kernel on tensor maps; see `warpgroup.make_kernel`."""
     ahead, last = finish.make_prepare(end, spec.steps), finish.make_finish(end, spec.steps)

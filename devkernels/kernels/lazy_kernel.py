@@ -10,18 +10,19 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from devkernels import cache, versions
+from devkernels import cache, config, versions
 from devkernels import target as targets
 from devkernels.canonical import digest
-from devkernels.compiler import keys
+from devkernels.compiler import keys, shipped
 from devkernels.compiler.image import KernelImage, unpack
-from devkernels.compiler.kernel import KIND, Options, compile_function, kernel_key
-from devkernels.errors import ArgumentTypeError
+from devkernels.compiler.kernel import KIND, Options, compile_function, kernel_key, needing_compilers
+from devkernels.errors import ArgumentTypeError, JitDisabledError, MissingDependencyError
 from devkernels.launch import driver
 from devkernels.launch.jit import Kernel
 from devkernels.launch.launcher import Launcher, common_device
 from devkernels.target import Target
 
+_MOST_TOLD = 300  # characters of what a kernel is made of, in messages
 _POINTERS = "lazy"  # kind of cache entries: which kernel a lazy one came to
 
 
@@ -66,7 +67,7 @@ class LazyKernel(Kernel):
         return self.kernel.simulated()
 
     @functools.cached_property
-    def _content(self) -> str | None:
+    def content(self) -> str | None:
         """Digest of all that the kernel is made of; None where a function of the caller's cannot be described."""
         try:
             content = keys._Walk().value(self.arguments)
@@ -74,9 +75,16 @@ class LazyKernel(Kernel):
             return None
         return digest("lazy kernel", self.make.__module__, self.make.__qualname__, content)
 
+    def __str__(self) -> str:
+        made_of = ", ".join(map(str, self.arguments))
+        return f"{self.__name__}({made_of if len(made_of) <= _MOST_TOLD else made_of[:_MOST_TOLD] + ' ...'})"
+
     def image(self, parameters: tuple, target: Target) -> KernelImage:
-        """The compiled kernel, from the cache if it is there."""
-        key = self._content and digest(self._content, parameters, str(target), versions.libraries())
+        """The compiled kernel: from an image that is in use, from the cache, or compiled now."""
+        found = self.content and shipped.find(self.content, parameters, target)
+        if found:
+            return found
+        key = self.content and digest(self.content, parameters, str(target), versions.libraries())
         if key is not None:
             pointer = cache.get(_POINTERS, key)
             data = cache.get(KIND, pointer.decode()) if pointer else None
@@ -84,7 +92,14 @@ class LazyKernel(Kernel):
                 return unpack(data)[0]
         from devkernels.compiler.signature import resolve
 
-        image = compile_function(self.py_func, parameters, target, self.compile_options)
+        spec = f"kernel {self} of ({', '.join(map(str, parameters))}) for {target}"
+        try:
+            with needing_compilers(spec):
+                image = compile_function(self.py_func, parameters, target, self.compile_options)
+        except (JitDisabledError, MissingDependencyError) as error:
+            if not config.disable_jit():
+                raise
+            raise cache.jit_disabled(spec, spec, shipped.told(self.content or "")) from error
         if key is not None:
             name = kernel_key(self.py_func, resolve(self.py_func, parameters), target, self.compile_options)
             cache.put(_POINTERS, key, name.encode())
@@ -96,14 +111,15 @@ class LazyKernel(Kernel):
         parameters = tuple(map(self._type_of, names, values))
         found = self._launchers.get(parameters)
         if found is None:
-            image = self.image(parameters, driver.architecture(common_device(self.__name__, names, values)))
+            device = common_device(self.__name__, names, values)
+            image = self.image(parameters, driver.architecture(device))
             if len(image.parameters) != len(values):
                 raise ArgumentTypeError(f"Kernel {self.__name__} takes {len(image.parameters)} arguments.", spec=self)
 
             def image_for(device: int) -> KernelImage:
                 return self.image(parameters, driver.architecture(device))
 
-            found = self._launchers[parameters] = Launcher(image, True, image_for)
+            found = self._launchers[parameters] = Launcher(image, True, image_for, device)
         return found
 
 

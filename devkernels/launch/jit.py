@@ -7,11 +7,12 @@ simulated kernel after the same checks of configuration and arguments.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from devkernels import target as targets
-from devkernels.compiler import nvmath_functions, pipelines
+from devkernels.compiler import pipelines
 from devkernels.compiler.image import KernelImage, Parameter
 from devkernels.compiler.kernel import Options, compile_function
 from devkernels.compiler.kernel import compile as compile_kernel
@@ -101,7 +102,10 @@ class Kernel:
         self._launchers: dict[Any, Launcher] = {}
         self._launches: dict[Any, Any] = {}
         self._simulated: Any = None
-        nvmath_functions.keep_nvmath_functions()  # before the pipelines are made that it is launched with
+        if "nvmath" in sys.modules:  # before the pipelines are made that it is launched with
+            from devkernels.compiler import nvmath_functions
+
+            nvmath_functions.keep_nvmath_functions()
 
     def __reduce__(self):
         return Kernel, (self.py_func, self.compile_options, self.signature)
@@ -157,8 +161,8 @@ class Kernel:
             def image_for(device: int) -> KernelImage:
                 return compile_function(self.py_func, given, driver.architecture(device), self.compile_options)
 
-            image = image_for(common_device(self.__name__, self._names, values))
-            found = self._launchers[signature] = Launcher(image, signature is not None, image_for)
+            device = common_device(self.__name__, self._names, values)
+            found = self._launchers[signature] = Launcher(image_for(device), signature is not None, image_for, device)
         return found
 
     def simulated(self) -> Any:

@@ -41,10 +41,12 @@ class Launcher:
     arrays may be dropped after the launch; their libraries keep the memory until the stream has passed it.
     """
 
-    def __init__(self, image: KernelImage, strict: bool = False, image_for: Callable | None = None):
+    def __init__(
+        self, image: KernelImage, strict: bool = False, image_for: Callable | None = None, device: int | None = None
+    ):
         self.image = image
-        self._strict = strict
-        self._image_for = image_for  # function(device) -> image, where kernels can still be compiled for another device
+        self._strict, self._device = strict, device
+        self._image_for = image_for  # function(device) -> image, for others than `device`, which `image` is for
         self._loaded: dict[int, Loaded] = {}
         self._launches: dict[Any, Launch] = {}
 
@@ -73,7 +75,8 @@ class Launcher:
         """The kernel on a device, loaded there if need be."""
         found = self._loaded.get(device)
         if found is None:
-            image = self.image if self._image_for is None else self._image_for(device)
+            own = self._image_for is None or device == self._device
+            image = self.image if own else self._image_for(device)
             found = self._loaded[device] = Loaded(image, device, self._strict)
         return found
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from devkernels import target as targets
 from devkernels.compiler.image import Parameter, itemsize
-from devkernels.compiler.signature import resolve
 from devkernels.errors import ArgumentError, ArgumentTypeError, ResourceError
 from devkernels.launch import arguments, limits
 from devkernels.launch.buffer import Buffer, places
@@ -41,6 +40,8 @@ class SimulatedLaunch:
             )
         self._parameters = None
         if owner.signature is not None:
+            from devkernels.compiler.signature import resolve
+
             self._parameters = resolve(owner.py_func, owner.signature).parameters
 
     def __call__(self, *values: Any) -> None:

@@ -373,3 +373,74 @@ def test_pipelined_products_compile_each_function_once(tmp_path):
         later = run(PIPELINE, salt, timeout=900, DEVKERNELS_DISABLE_JIT=disabled, **environment)
         assert later.returncode == 0, later.stderr
         assert later.stdout.split() == builds.split(), (later.stdout, later.stderr)
+
+
+READY = """
+def filters():
+    return devkernels.make_spectral_filter(64, "complex64")
+
+def causal():
+    return devkernels.make_fftconvolve(256, 256, "float32", "causal")
+
+def product():
+    return devkernels.make_gemm("float16", epilogue=("bias", "silu"))
+
+def plain():
+    return devkernels.make_gemm("float32")
+"""
+
+SHIPPED = (
+    BLOCKED
+    + READY
+    + """
+import cupy as cp, numpy as np, devkernels
+from devkernels import cache, reference
+
+devkernels.use_images(sys.argv[1])
+rng = np.random.default_rng()
+
+def wave(*shape):
+    return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(np.complex64)
+
+def real(*shape, dtype=np.float32):
+    return rng.standard_normal(shape).astype(dtype)
+
+def error(got, want):
+    got = cp.asnumpy(got).astype(want.dtype)
+    return np.linalg.norm(got - want) / np.linalg.norm(want)
+
+x = wave(5, 64)
+for h in (wave(64), real(64), wave(5, 64)):  # the last: one H for each row
+    assert error(filters()(cp.asarray(x), cp.asarray(h)), np.fft.ifft(np.fft.fft(x.astype(complex)) * h)) < 1e-6
+assert error(devkernels.spectral_filter(cp.asarray(x), cp.ones(64, np.complex64)), x.astype(complex)) < 1e-6
+rows = real(2, 3, 256)
+for taps in (real(256), real(3, 256)):
+    every = np.broadcast_to(taps, rows.shape)
+    want = np.stack([[np.convolve(rows[b, c].astype(float), every[b, c])[:256] for c in range(3)] for b in range(2)])
+    assert error(causal()(cp.asarray(rows), cp.asarray(taps)), want) < 1e-6
+a, bias = real(256, 128, dtype=np.float16), real(64, dtype=np.float16)
+for b in (real(128, 64, dtype=np.float16), real(64, 128, dtype=np.float16).T):
+    there = cp.asarray(b) if b.flags.c_contiguous else cp.asarray(b.T).T
+    sums = a.astype(float) @ b.astype(float) + bias
+    assert error(product()(cp.asarray(a), there, extra=(cp.asarray(bias),)), sums / (1 + np.exp(-sums))) < 2e-3
+a, b = real(2048, 1280), real(1280, 2048)
+assert error(plain()(cp.asarray(a), cp.asarray(b)), a.astype(float) @ b.astype(float)) < 1e-6
+print(cache.counts()["builds"], *[name for name in ("numba", "llvmlite", "nvmath") if name in sys.modules])
+"""
+)
+
+
+def test_ready_kernels_from_images_in_a_process_without_any_compiler(tmp_path):
+    """What a library ships: images that its own factories made, no compiler, compiling forbidden, an empty cache."""
+    (tmp_path / "ready_of_the_test.py").write_text("import devkernels\n" + READY)
+    names = [f"ready_of_the_test:{name}" for name in ("filters", "causal", "product", "plain")]
+    build = ["-m", "devkernels.compiler.cli", "build", *names, "--quiet", "-o", str(tmp_path / "images"),
+             "--target", str(driver.architecture(0))]  # fmt: skip
+    built = subprocess.run(
+        [sys.executable, *build], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path), "DEVKERNELS_CACHE_DIR": str(tmp_path / "build")},
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    environment = {"DEVKERNELS_CACHE_DIR": str(tmp_path / "cache"), "DEVKERNELS_DISABLE_JIT": "1"}
+    result = run(SHIPPED, str(tmp_path / "images"), **environment)
+    assert result.stdout == "0\n", result.stderr
