@@ -17,12 +17,9 @@ from torch.autograd.function import once_differentiable
 
 from devkernels import graphs
 from devkernels.errors import ArgumentError
+from devkernels.linear._torch_look import look_of
 
 _grad_enabled = torch.is_grad_enabled
-
-
-def _nothing() -> None:
-    """Stand in for a weak reference before there is one."""
 
 
 @contextlib.contextmanager
@@ -54,62 +51,28 @@ class Recording:
     """
 
     def __init__(self, forward: Callable, backward: Callable, x: Tensor, parameters: tuple[Tensor, ...], copy: bool):
-        self.need_x = x.requires_grad
-        self.look = x.shape, x.dtype, x.get_device()
-        self.parameters = tuple((p.data_ptr(), p.requires_grad) for p in parameters)
+        self._same = look_of(x, *parameters)
+        self._wanted = x.requires_grad or any(p.requires_grad for p in parameters)
+        self._pointers = tuple(p.data_ptr() for p in parameters)
         with _stream_of_its_own(x.device), torch.no_grad():
             held = self.x = x.detach().clone(memory_format=torch.contiguous_format) if copy else x.detach()
-            self._forward = graphs.with_torch(lambda: forward(held), 1)
-            self.y, kept = self._forward.result
+            there = graphs.with_torch(lambda: forward(held), 1)
+            self.y, kept = there.result
             dy = self.dy = torch.zeros_like(self.y)
-            self._backward = graphs.with_torch(lambda: backward(dy, held, kept, self.need_x), 1)
-        self.gradients = self._backward.result
+            back = graphs.with_torch(lambda: backward(dy, held, kept, x.requires_grad), 1)
+        self.gradients = (None, *back.result)  # of the recording, of x, of the parameters
         self.x_pointer, self.dy_pointer = held.data_ptr(), dy.data_ptr()
+        self.there, self.back = there, back  # the graphs and their memory
         self.turn = 0
-        self._pending: Callable[[], object] = _nothing  # the forward pass whose backward pass is still to come
+        self.waiting: Callable[[], object] | None = None  # the forward pass whose backward pass is still to come
 
     def __call__(self, x: Tensor, parameters: tuple[Tensor, ...]) -> Tensor | None:
         """Result for an input, differentiable; None where the graphs do not fit."""
-        pending = self._pending()
-        if pending is not None and not pending.done:
+        if not self._wanted or (self.waiting is not None and self.waiting() is not None):
             return None
-        if (x.shape, x.dtype, x.get_device()) != self.look or (x.requires_grad and not self.need_x):
+        if not self._same(x, *parameters) or tuple(p.data_ptr() for p in parameters) != self._pointers:
             return None
-        wanted = x.requires_grad
-        for p, (pointer, able) in zip(parameters, self.parameters, strict=True):
-            if p.data_ptr() != pointer or (p.requires_grad and not able):
-                return None
-            wanted = wanted or p.requires_grad
-        return _apply(self, x, *parameters) if wanted else None
-
-    def forward(self, ctx, x: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
-        """Replay the forward pass."""
-        held = self.x
-        if x.data_ptr() != self.x_pointer or not x.is_contiguous():
-            held.copy_(x)
-        self.turn += 1
-        ctx.recording, ctx.turn, ctx.done, ctx.parameters = self, self.turn, False, parameters
-        ctx.versions = [held._version, *[p._version for p in parameters]]
-        self._pending = weakref.ref(ctx)
-        self._forward.launch()
-        return self.y.detach()
-
-    def backward(self, ctx, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Replay the backward pass."""
-        if ctx.turn != self.turn:
-            raise ArgumentError(
-                "this forward pass was replayed from a CUDA graph, and a later one has overwritten what it left for "
-                "its backward pass; go back before the next forward pass, or train without record()."
-            )
-        if ctx.versions != [self.x._version, *[p._version for p in ctx.parameters]]:
-            raise ArgumentError(
-                "the input or a parameter of this forward pass was modified in place before its backward pass."
-            )
-        if dy.data_ptr() != self.dy_pointer or not dy.is_contiguous():
-            self.dy.copy_(dy)
-        ctx.done = True
-        self._backward.launch()
-        return self.gradients
+        return _apply(self, x, *parameters)
 
     def __deepcopy__(self, memo: dict) -> None:
         """Copies of a layer have parameters elsewhere, and no recording."""
@@ -118,20 +81,21 @@ class Recording:
         return type(None), ()
 
 
-def _go_back(ctx, dy):
-    return (None, *ctx.recording.backward(ctx, dy))
-
-
-_go_back_once = once_differentiable(_go_back)
-
-
 class _Replayed(torch.autograd.Function):
     """A `Recording` for autograd."""
 
     @staticmethod
     def forward(ctx, recording, x, *parameters):
         """Replay the forward pass."""
-        return recording.forward(ctx, x, parameters)
+        held = recording.x
+        if x.data_ptr() != recording.x_pointer:
+            held.copy_(x)
+        recording.turn = turn = recording.turn + 1
+        watched = (held, *parameters)
+        ctx.told = recording, turn, watched, [t._version for t in watched]
+        recording.waiting = weakref.ref(ctx)
+        recording.there.launch()
+        return recording.y.detach()
 
     @staticmethod
     def backward(ctx, dy):
@@ -139,4 +103,21 @@ class _Replayed(torch.autograd.Function):
         return _go_back_once(ctx, dy) if _grad_enabled() else _go_back(ctx, dy)
 
 
+def _go_back(ctx, dy):
+    recording, turn, watched, versions = ctx.told
+    if turn != recording.turn:
+        raise ArgumentError(
+            "this forward pass was replayed from a CUDA graph, and a later one has overwritten what it left for its "
+            "backward pass; go back before the next forward pass, or train without record()."
+        )
+    if [t._version for t in watched] != versions:
+        raise ArgumentError("the input or a parameter of this forward pass was modified before its backward pass.")
+    if dy.data_ptr() != recording.dy_pointer or not dy.is_contiguous():
+        recording.dy.copy_(dy)
+    recording.waiting = None
+    recording.back.launch()
+    return recording.gradients
+
+
+_go_back_once = once_differentiable(_go_back)
 _apply = super(torch.autograd.Function, _Replayed).apply  # Function.apply looks for functorch first, see `_torch_ops`

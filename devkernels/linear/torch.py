@@ -146,7 +146,7 @@ class FusedLinear(nn.Module):
         Parameters
         ----------
         x : Tensor
-            Its shape, dtype and ``requires_grad`` are what counts.
+            Its shape, strides, dtype and ``requires_grad`` are what counts.
         copy : bool
             Whether inputs are copied into memory of the graphs' own. Else `x` itself is that memory: calls with `x`
             are spared the copy, others overwrite it.

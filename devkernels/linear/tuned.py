@@ -16,7 +16,7 @@ from devkernels.linear._cublaslt import LtMatmul
 _KIND = "autotune"
 _ALGORITHM_BYTES = 64
 _SHORT_MS, _CAPTURED = 0.1, 20
-_CLOSE, _FINALISTS, _SEARCHED_MS, _LONG_MS = 1.05, 6, 0.025, 5.0
+_CLOSE, _FINALISTS, _AROUND, _HOPELESS, _LONG_MS = 1.05, 6, 2, 1.25, 5.0
 
 
 def key(lt: LtMatmul) -> str:
@@ -54,8 +54,8 @@ def measure(lt: LtMatmul, run: Callable[[], None], right: Callable[[], bool], *,
     run : callable
         Puts one product on the current stream with the algorithm that `lt` uses at that moment.
     right : callable
-        Whether what `run` has computed last is what the heuristic's first choice computed. Asked once for each
-        algorithm that the heuristic has not named.
+        Whether what `run` has computed last is what the heuristic's first choice computed. An algorithm that the
+        heuristic has not named is taken only if it is.
 
     Returns
     -------
@@ -64,61 +64,70 @@ def measure(lt: LtMatmul, run: Callable[[], None], right: Callable[[], bool], *,
         had (``heuristic``, they come first) and how many were tried (``candidates``).
     """
     before = (lt.algorithm, lt.workspace_bytes)
-    race = _Race(lt, run, right)
+    race = _Race(lt, run)
     offered = [(one["algo"].tobytes(), int(one["workspace_size"])) for one in lt.candidates(candidates)]
-    race.turns(race.enter(offered, trusted=True), 1)
-    again = 3
-    if race.able and race.time(race.fastest()[0]) > _LONG_MS:
+    race.turns(race.enter(offered), 1)
+    again, long = 3, bool(race.able) and race.time(race.fastest()[0]) > _LONG_MS
+    if long:
         rounds, again = min(rounds, 2), 1
     race.turns(race.able, rounds - 1)
     if search and race.able:
         race.turns(race.enter(_variants.of_the_plain_product(lt)), rounds)
-        # A hundred tiles of a long product would take a minute; for short ones they have never brought anything.
-        if _SEARCHED_MS < race.time(race.fastest()[0]) <= _LONG_MS:
-            race.turns(race.enter(_variants.other_tiles(lt, race.choices[race.fastest()[0]][0])), 2)
-        race.turns(race.enter(_variants.other_orders(lt, race.choices[race.fastest()[0]][0])), 2)
-    close = race.fastest()
-    if len(close) > 1:
-        race.turns(close, again * rounds)
-        close = [i for i in close if i in race.able]
-    report = {"milliseconds": [race.time(i) for i in range(len(race.choices))], "best": None,
+        _search(race, long)
+    best = None
+    while best is None and race.able:
+        close = race.fastest()
+        if len(close) > 1:
+            race.turns(close, again * rounds)
+        for index in sorted((i for i in close if i in race.able), key=race.time):
+            if index < len(offered) or race.check(index, right):
+                best = index
+                break
+    report = {"milliseconds": [race.time(i) for i in range(len(race.choices))], "best": best,
               "heuristic": len(offered), "candidates": len(race.choices)}  # fmt: skip
-    if not close:
+    if best is None:
         lt.use(*before)
         return report
-    report["best"] = best = min(close, key=race.time)
     lt.use(*race.choices[best])
     cache.put(_KIND, key(lt), race.choices[best][0])
     return report
 
 
+def _search(race: _Race, long: bool) -> None:
+    """Try variants around the fastest: schedules, tiles, and the schedules of those tiles; long products only once."""
+    schedules, tiles, order = _variants.other_schedules, _variants.other_tiles, _variants.other_order
+    for vary in (schedules,) if long else (schedules, tiles, schedules, order):
+        for index in race.fastest()[:_AROUND]:
+            race.turns(race.enter(vary(race.lt, race.choices[index][0])), 2)
+
+
 class _Race:
     """Algorithms of one product, timed in turns."""
 
-    def __init__(self, lt: LtMatmul, run: Callable[[], None], right: Callable[[], bool]):
-        self.lt, self.run, self.right = lt, run, right
+    def __init__(self, lt: LtMatmul, run: Callable[[], None]):
+        self.lt, self.run = lt, run
         self.choices: list[_variants.Choice] = []
         self.able: list[int] = []
         self._calls: list[tuple[Callable[[], object], int]] = []
         self._samples: list[list[float]] = []
 
-    def enter(self, choices: list[_variants.Choice], trusted: bool = False) -> list[int]:
-        """Let more algorithms take part; returns the indices of those that are new, can run and are right."""
+    def enter(self, choices: list[_variants.Choice]) -> list[int]:
+        """Let more algorithms take part; returns the indices of those that are new, can run and have a chance."""
         known = {algorithm for algorithm, _ in self.choices}
         first = len(self.choices)
         for choice in choices:
             if choice[0] not in known:
                 known.add(choice[0])
                 self.choices.append(choice)
-                call = self._prepared(choice, trusted)
-                self._calls.append(call)
                 self._samples.append([])
+                call = self._prepared(choice)
+                self._calls.append(call)
                 if call is not None:
                     self.able.append(len(self.choices) - 1)
         return [i for i in self.able if i >= first]
 
-    def _prepared(self, choice: _variants.Choice, trusted: bool) -> tuple[Callable[[], object], int] | None:
-        """What to time for an algorithm, and how many products that is; None where it fails.
+    def _prepared(self, choice: _variants.Choice) -> tuple[Callable[[], object], int] | None:
+        """What to time for an algorithm, and how many products that is; None where it fails, or is far too slow.
 
         Where a launch takes the host longer than the device, a CUDA graph of many products is timed.
         """
@@ -126,13 +135,29 @@ class _Race:
         try:
             lt.use(*choice)
             self.run()  # first use loads the kernel
-            if not trusted and not self.right():
-                return None
-            if lt.arrays.milliseconds(self.run, lt.device) < _SHORT_MS:
+            once = lt.arrays.milliseconds(self.run, lt.device)
+            if once < _SHORT_MS:
                 return lt.arrays.captured(self.run, _CAPTURED), _CAPTURED
         except Exception:  # noqa: BLE001 - an algorithm that cannot run is no candidate
             return None
+        best = self.fastest()
+        if best and once > _HOPELESS * self.time(best[0]):
+            self._samples[-1].append(once)
+            return None
         return self.run, 1
+
+    def check(self, index: int, right: Callable[[], bool]) -> bool:
+        """Whether an algorithm computes what it should; if not, it takes part no more."""
+        try:
+            self.lt.use(*self.choices[index])
+            self.run()
+            if right():
+                return True
+        except Exception:  # noqa: BLE001 - as above
+            pass
+        self._samples[index].clear()
+        self.able.remove(index)
+        return False
 
     def turns(self, which: list[int], rounds: int) -> None:
         """Time algorithms one after another, `rounds` times; those that fail are able no more."""

@@ -7,6 +7,7 @@ the description of cublasLtMatmul in the cuBLAS documentation.
 from __future__ import annotations
 
 import ctypes
+import enum
 import itertools
 
 import numpy as np
@@ -27,6 +28,8 @@ class FakeCublasLt:
     """Stands in for nvmath.bindings.cublasLt. `refuse` are epilogs that it has no algorithm for."""
 
     cuBLASLtError = cuBLASLtError
+    MatmulTile = enum.IntEnum("MatmulTile", {"TILE_UNDEFINED": 0, "TILE_64x64": 15, "TILE_64x256": 19,
+                                             "TILE_128x128": 20, "TILE_128x256": 23})  # fmt: skip
     matmul_heuristic_result_dtype = np.dtype(
         [("algo", [("data_", "<u8", (8,))]), ("workspace_size", "<u8"), ("state", "<i4"), ("waves_count", "<f4"),
          ("reserved", "<i4", (4,))]
@@ -89,14 +92,19 @@ class FakeCublasLt:
         ctypes.memmove(result, one.ctypes.data, one.nbytes)
 
     def matmul_algo_cap_get_attribute(self, algorithm, attribute, buffer, size, written):
-        assert attribute == 6  # tiles
-        tiles = (ctypes.c_uint32 * 3)(15, 20, 23)
-        assert size >= ctypes.sizeof(tiles)
-        ctypes.memmove(buffer, tiles, ctypes.sizeof(tiles))
-        ctypes.c_size_t.from_address(written).value = ctypes.sizeof(tiles)
+        values = {6: (15, 19, 20, 23), 7: (1,)}[attribute]  # tiles; the largest custom option
+        values = (ctypes.c_uint32 * len(values))(*values)
+        assert size >= ctypes.sizeof(values)
+        ctypes.memmove(buffer, values, ctypes.sizeof(values))
+        ctypes.c_size_t.from_address(written).value = ctypes.sizeof(values)
+
+    def matmul_algo_config_get_attribute(self, algorithm, attribute, buffer, size, written):
+        assert size == {1: 4, 4: 4, 5: 4}[attribute]
+        ctypes.memmove(buffer, algorithm + 8 + 4 * attribute, size)
+        ctypes.c_size_t.from_address(written).value = size
 
     def matmul_algo_config_set_attribute(self, algorithm, attribute, buffer, size):
-        assert size == {1: 4, 4: 4, 8: 2}[attribute]
+        assert size == {1: 4, 4: 4, 5: 4, 8: 2}[attribute]
         value = int.from_bytes(ctypes.string_at(buffer, size), "little")
         if (attribute, value) == (8, 8):
             raise cuBLASLtError("CUBLAS_STATUS_INVALID_VALUE")
