@@ -12,7 +12,7 @@ import pathlib
 import cupyx.scipy.signal
 import numpy as np
 
-from tests.scipy_adapter import COUNTS, ours
+from tests.scipy_adapter import COUNTS, ours, transforms
 
 _NAMES = ("fftconvolve", "oaconvolve", "correlate", "convolve")
 _THEIRS = {name: getattr(cupyx.scipy.signal, name) for name in _NAMES}
@@ -33,7 +33,8 @@ def _adapt(name):
             return _THEIRS[name](in1, in2, mode, **options)
         out = call()
         # SciPy's transforms of half precision give single; ours keep it in memory and compute in single
-        return out.astype(np.float32) if out.dtype == np.float16 and which != "correlate" else out
+        wide = out.dtype == np.float16 and which != "correlate" and transforms(in1, in2, axes)
+        return out.astype(np.float32) if wide else out
 
     return function
 

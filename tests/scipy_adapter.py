@@ -44,6 +44,8 @@ def ours(name, in1, in2, mode, axes):
     if a.ndim != b.ndim or 0 in (a.size, b.size):  # broadcast, or no empty array of SciPy's shape
         return None
     axes = tuple(range(a.ndim)) if axes is None else axes
+    if dtype.kind in "iub" and not transforms(a, b, axes):  # SciPy multiplies integers then; ours are float64
+        return None
     chosen = sorted({int(axis) % a.ndim for axis in np.atleast_1d(np.asarray(axes, dtype=int))})
     kept = [x for x in chosen if 1 not in (a.shape[x], b.shape[x])]
     if name != "correlate" and mode == "full" and kept and len(kept) < len(chosen) <= 3:
@@ -56,6 +58,12 @@ def ours(name, in1, in2, mode, axes):
     if mode == "valid" and kept != list(chosen) and len(chosen) > 1:
         return None
     return functools.partial(_counted, name, in1, in2, mode, axes=axes)
+
+
+def transforms(a, b, axes):
+    """Whether SciPy transforms anything: not along axes where one operand has a single sample."""
+    axes = range(a.ndim) if axes is None else np.atleast_1d(np.asarray(axes, dtype=int))
+    return any(1 not in (a.shape[x], b.shape[x]) for x in axes)
 
 
 def _counted(name, *args, **options):

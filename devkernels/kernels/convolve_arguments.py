@@ -45,13 +45,14 @@ class Operands(NamedTuple):
         return self.places is None and self.whole is None
 
     def placed(self, result: Any) -> Any:
-        """The result with its axes where the caller's are (a view)."""
-        return result if self.places is None else moved(result, range(-self.count, 0), self.places)
+        """The result with its axes where the caller's are."""
+        if self.places is None:
+            return result
+        return arrays.cast(moved(result, range(-self.count, 0), self.places), self.dtype)
 
     def finished(self, result: Any) -> Any:
         """The caller's result."""
-        result = self.placed(result)
-        return result if self.whole is None else converted(result.round(), self.whole)
+        return self.placed(result) if self.whole is None else converted(self.placed(result).round(), self.whole)
 
 
 def operands(in1: Any, in2: Any, mode: str, axes: Any, whole: bool = False) -> Operands:

@@ -7,7 +7,6 @@ areas stay in the L2 cache, but the ends of many short launches cost more than t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -23,13 +22,14 @@ from devkernels.kernels.convolve_plan import RowPlan
 from devkernels.target import Target
 
 WORK_BYTES = 256 << 20
-_MANY_COLUMNS = 8  # columns of a block: 64 bytes of a row, two sectors
+_LINE = 128  # bytes of a row of memory that a block of columns takes at a time; half as many cost a quarter (measured)
+_SPECTRA_IN_L2 = 16 << 20  # bytes of a filter's spectrum up to which the L2 cache keeps it beside the rows
 
 
-def columns_of_a_block(plan: BlockPlan) -> int:
+def columns_of_a_block(plan: BlockPlan, line: int) -> int:
     """Columns that fit a block's shared memory, threads and registers: data, and about 40 for all else."""
     registers = plan.elements * plan.word_bytes // 4 + 40
-    count = _MANY_COLUMNS
+    count = max(1, line // plan.word_bytes)
     while count > 1 and (
         count * (plan.size + 2 * plan.threads) * plan.word_bytes > choose.MAX_SHARED
         or count * plan.threads * registers > Target.max_registers_per_block
@@ -39,28 +39,12 @@ def columns_of_a_block(plan: BlockPlan) -> int:
     return count
 
 
-# Plans of at most 16 elements a thread for lengths whose fastest plan in one kernel has more: with the turns beside
-# them, these would leave few threads on a multiprocessor.
-LIGHT: dict[tuple[int, str], tuple[int, ...]] = {
-    (512, "float32"): (8, 8, 8), (1024, "float32"): (16, 8, 8), (2048, "float32"): (16, 16, 8),
-}  # fmt: skip
-
-
-def light_fft(size: int, precision: str) -> BlockFFT:
-    """The transform along rows: the usual plan, or a lighter one."""
-    radices = LIGHT.get((size, precision))
-    if radices is not None:
-        return block_fft(size, precision, radices=radices)
-    # The turns need registers of their own: no limit but that of the block.
-    return dataclasses.replace(block_fft(size, precision), max_registers=None)
-
-
-def columns_fft(size: int, precision: str, **options: Any) -> BlockFFT:
-    """The transform along columns: the usual plan, with several columns in a block."""
+def columns_fft(size: int, precision: str, line: int = 64, **options: Any) -> BlockFFT:
+    """The transform along columns: the usual plan, with `line` bytes of neighbouring columns in a block."""
     base = block_fft(size, precision).plan
     return block_fft(
         size, precision, radices=base.radices, elements_per_thread=base.elements,
-        ffts_per_block=columns_of_a_block(base), columns=True, **options,
+        ffts_per_block=columns_of_a_block(base, line), columns=True, **options,
     )  # fmt: skip
 
 
@@ -72,12 +56,13 @@ class FourStep:
         self.width = plan.size // plan.columns
         real = not dtype.startswith("complex")
         self.offset = -0.25 if real else 0.0
-        self.rows = light_fft(self.width, plan.precision)
+        self.rows = block_fft(self.width, plan.precision)
         self._halves_in = real and plan.length - plan.begin > plan.size
         self._halves_filter = real and plan.taps > plan.size
         halves_out = real and plan.lead + plan.hop > plan.size
         options = {halves: dict(frequency_offset=self.offset, real_input=real and not halves) for halves in (0, 1)}
-        columns = [columns_fft(plan.columns, plan.precision, **options[halves]) for halves in (0, 1)]
+        line = _LINE * (2 if plan.columns <= 128 else 1)
+        columns = [columns_fft(plan.columns, plan.precision, line, **options[halves]) for halves in (0, 1)]
         self.columns = columns[self._halves_in]
         width = self.width
         self._forward = kernels.columns_forward_kernel(
@@ -87,7 +72,8 @@ class FourStep:
             columns[self._halves_filter], width, dtype, self._halves_filter, False, None
         )
         self._spectrum = kernels.rows_spectrum_kernel(self.rows, plan.columns)
-        self._middle = kernels.rows_filter_kernel(self.rows, plan.columns)
+        self._across = plan.size * self.rows.dtype.itemsize > _SPECTRA_IN_L2
+        self._middle = kernels.rows_filter_kernel(self.rows, plan.columns, self._across)
         self._inverse = kernels.columns_inverse_kernel(self.columns, width, dtype, halves_out, epilogue)
         self.kept: list = []
         self._turns: dict[tuple[str, str], tuple] = {}
@@ -104,14 +90,12 @@ class FourStep:
     # -- filters -------------------------------------------------------------------------------------------------------
 
     def turn_tables(self) -> tuple[np.ndarray, np.ndarray]:
-        """Twiddle factors between the steps, in float64: by page row and element, by page row and thread."""
-        points, rows = self.plan.size, self.rows
-        frequency = self.columns.spectrum_index.T.reshape(-1)[:, None] + self.offset
-        elements = np.arange(rows.elements_per_thread) * rows.stride
-        return tuple(
-            np.exp(-2j * np.pi * ((frequency * place) % points) / points)
-            for place in (elements, np.arange(rows.stride))
-        )
+        """Twiddle factors between the steps, in float64: by element and column, by thread and column."""
+        points, columns = self.plan.size, self.columns
+        first = columns.spectrum_index[:, 0]  # of a thread; the elements' frequencies lie at the same offsets from it
+        frequencies = np.asarray(columns.frequency_offsets), first + self.offset
+        place = np.arange(self.width)
+        return tuple(np.exp(-2j * np.pi * ((f[:, None] * place) % points) / points) for f in frequencies)
 
     def turns(self, like: Any) -> tuple:
         """`turn_tables` as flat arrays of `like`'s library, on its device; made once for each device."""
@@ -126,22 +110,22 @@ class FourStep:
     def prepare(self, h: Any, count: int) -> tuple:
         """Spectra of `count` filters, a flat array `h`, and the tables that go with them."""
         plan, columns, rows = self.plan, self.columns, self.rows
-        row_turns, thread_turns = self.turns(h)
+        names, turns = ("element_turns", "thread_turns"), self.turns(h)
         spectra = arrays.temporary(self.kept, h, (count * plan.size,), rows.dtype.name)
 
-        def launch(h, spectra, row_turns, thread_turns):
+        def launch(h, spectra, **turns):
             for first in range(0, count, 65535):
                 some = min(65535, count - first)
                 span = slice(first * plan.size, (first + some) * plan.size)
                 self._forward_filter[self._grid(columns, self.width, some)](
-                    h, spectra[span], first, 1, 1, count, plan.taps, 0, 0
+                    h, spectra[span], *turns.values(), first, 1, 1, count, plan.taps, 0, 0
                 )
-                self._spectrum[self._grid(rows, plan.columns, some)](spectra[span], row_turns, thread_turns)
+                self._spectrum[self._grid(rows, plan.columns, some)](spectra[span])
 
         arrays.run_where_kernels_live(
-            {"h": h, "spectra": spectra, "row_turns": row_turns, "thread_turns": thread_turns}, launch, ("spectra",)
+            {"h": h, "spectra": spectra, **dict(zip(names, turns, strict=True))}, launch, ("spectra",)
         )
-        return spectra, row_turns, thread_turns
+        return spectra, *turns
 
     def _grid(self, fft: BlockFFT, count: int, plates: int) -> tuple:
         return (-(-count // fft.ffts_per_block), plates), fft.block_dim, 0, fft.shared_memory_size
@@ -162,19 +146,21 @@ class FourStep:
         plates, at_once = rule.rows * plan.segments, self._under_way(rule.rows)
         work = arrays.temporary(self.kept, x, (at_once * plan.size,), rows.dtype.name)
 
-        def run(x, spectra, row_turns, thread_turns, work, out):
+        def run(x, spectra, element_turns, thread_turns, work, out):
+            turns = element_turns, thread_turns
             for plate in range(0, plates, at_once):
                 some = min(at_once, plates - plate)
                 along = self._grid(columns, self.width, some)
+                (chunks, _), *block = self._grid(rows, plan.columns, some)
                 self._forward[along](
-                    x, work, plate, plan.segments, rule.x_inner, rule.x_rows, plan.length, plan.begin, plan.hop
+                    x, work, *turns, plate, plan.segments, rule.x_inner, rule.x_rows, plan.length, plan.begin, plan.hop
                 )
-                self._middle[self._grid(rows, plan.columns, some)](
-                    work, spectra, row_turns, thread_turns, plate, plan.segments, rule.inner, rule.groups
+                self._middle[((some, chunks) if self._across else (chunks, some), *block)](
+                    work, spectra, plate, plan.segments, rule.inner, rule.groups
                 )
-                self._inverse[along](work, out, plate, plan.segments, plan.lead, plan.hop, plan.window)
+                self._inverse[along](work, out, *turns, plate, plan.segments, plan.lead, plan.hop, plan.window)
 
-        names = ("spectra", "row_turns", "thread_turns")
+        names = ("spectra", "element_turns", "thread_turns")
         named = dict(zip(names, spectra, strict=True))
         arrays.run_where_kernels_live({"x": x, **named, "work": work, "out": out}, run, ("work", "out"))
 
@@ -182,11 +168,11 @@ class FourStep:
         """Kernels for ``devkernels build``."""
         number, real = self.rows.dtype.name, self.dtype
         kinds = {
-            "columns": (self._forward, (real, number), 7),
-            "filter_columns": (self._forward_filter, (real, number), 7),
-            "filter_rows": (self._spectrum, (number,) * 3, 0),
-            "rows": (self._middle, (number,) * 4, 4),
-            "columns_back": (self._inverse, (number, real), 5),
+            "columns": (self._forward, (real, *(number,) * 3), 7),
+            "filter_columns": (self._forward_filter, (real, *(number,) * 3), 7),
+            "filter_rows": (self._spectrum, (number,), 0),
+            "rows": (self._middle, (number,) * 2, 4),
+            "columns_back": (self._inverse, (number, real, number, number), 5),
         }
         return {
             f"{name}_{kind}": (kernel, f"void({', '.join([f'{t}[::1]' for t in types] + ['int64'] * integers)})", notes)

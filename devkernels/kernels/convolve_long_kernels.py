@@ -3,11 +3,12 @@
 in: two `BlockFFT`, along columns (n1 points) and along rows (n2). out: `devkernels.kernel` objects over flat arrays.
 
 Sample n = i n2 + c of a row is element (i, c) of an n1 x n2 page. Columns are transformed first, several neighbouring
-ones in a block so that memory is read in whole sectors; then, in one kernel, each row of the page is turned,
-transformed, multiplied with the filter, transformed back and turned back; then the columns go back. The turns are the
-twiddle factors between the two steps, ``exp(-2 pi i c (k + offset) / n1 n2)`` for frequency k of the column, split into
-a factor that a row's threads share and one that a thread's elements share. (Bailey, FFTs in external or hierarchical
-memory, 1989.) Page rows stay in the order in which the column transform leaves them.
+ones in a block so that memory is read in whole lines, and turned; then, in one kernel, each row of the page is
+transformed, multiplied with the filter and transformed back; then the columns are turned back and transformed back. The
+turns are the twiddle factors between the two steps, ``exp(-2 pi i c (k + offset) / n1 n2)`` for frequency k of the
+column, split into a factor of each of a thread's elements and one of the thread, for each column. (Bailey, FFTs in
+external or hierarchical memory, 1989.) The column kernels have time for them, where the one along rows issues as many
+instructions as it can. Page rows stay in the order in which the column transform leaves them.
 
 Real rows travel as complex ones of half their length, without a split afterwards: with frequencies k - 1/4,
 ``z[n] = x[n] + i x[n + N]`` is transformed modulo z**N = i, so that products are convolutions of 2 N real samples
@@ -53,11 +54,31 @@ def _reader(fft: BlockFFT, pitch: int, dtype: str, part: str, wraps: bool, prolo
     return device_function(read)
 
 
+def _turn(fft: BlockFFT, pitch: int, back: bool = False) -> Callable:
+    """Device function ``f(data, element_turns, thread_turns, column, thread)``: turn a thread's elements, or back."""
+    elements, number = fft.elements_per_thread, fft.dtype
+    by_element = emit.gather(emit.Move(tuple(e * pitch for e in range(elements)), fft.dtype.name))
+    by_thread = emit.gather(emit.Move((0,), fft.dtype.name))
+
+    def turn(data, element_turns, thread_turns, column, thread):
+        turns = cuda.local.array(elements, number)
+        mine = cuda.local.array(1, number)
+        by_element(turns, element_turns, column)
+        by_thread(mine, thread_turns, thread * pitch + column)
+        for e in range(elements):
+            factor = turns[e] * mine[0]
+            if back:
+                factor = factor.conjugate()
+            data[e] = data[e] * factor
+
+    return device_function(turn)
+
+
 @lazy_kernel
 def columns_forward_kernel(
     fft: BlockFFT, pitch: int, dtype: str, halves: bool, wraps: bool, prologue: Callable | None = None
 ):
-    """Kernel ``f(x, work, plate, segments, x_inner, x_rows, length, begin, hop)``: grid (chunks of columns, plates).
+    """Kernel ``f(x, work, *turns, plate, segments, x_inner, x_rows, length, begin, hop)``, grid (chunks, plates).
 
     Segment s of a row starts at its sample ``begin + s hop``; samples outside of the row are zero, or with `wraps`
     those before it are the last ones.
@@ -67,15 +88,16 @@ def columns_forward_kernel(
     second = _reader(fft, pitch, dtype, parts[-1], wraps, prologue)
     two = len(parts) == 2
     store = emit.scatter(emit.Move(tuple(offset * pitch for offset in fft.offsets), fft.dtype.name))
-    forward, here, points = fft.forward, line_of(fft), fft.size * pitch
+    forward, here, turn, points = fft.forward, line_of(fft), _turn(fft, pitch), fft.size * pitch
     elements, number = fft.elements_per_thread, fft.dtype
 
-    def transform_columns(x, work, plate, segments, x_inner, x_rows, length, begin, hop):
+    def transform_columns(x, work, element_turns, thread_turns, plate, segments, x_inner, x_rows, length, begin, hop):
         data = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
         thread, column = here()
         live = column < pitch
-        place = thread * pitch + min(column, pitch - 1)
+        column = min(column, pitch - 1)
+        place = thread * pitch + column
         page = np.int64(cuda.blockIdx.y)
         segment = np.int64(_u(plate + page) % _u(segments))
         row = np.int64(_u(plate + page) // _u(segments))
@@ -85,59 +107,40 @@ def columns_forward_kernel(
         if two:
             second(data, x, row, base, position + points, length)
         forward(data, shared)
+        turn(data, element_turns, thread_turns, column, thread)
         if live:
             store(data, work, page * points + place)
 
     return finish(fft, transform_columns)
 
 
-def _turn(fft: BlockFFT) -> Callable:
-    """Device function ``f(factors, row_turns, thread_turns, row, thread)``: the turns of a thread's elements."""
-    elements, stride = fft.elements_per_thread, fft.stride
-    shared_by_row = emit.gather(emit.Move(tuple(range(elements)), fft.dtype.name))
-    own = emit.gather(emit.Move((0,), fft.dtype.name))
-    number = fft.dtype
-
-    def turns(factors, row_turns, thread_turns, row, thread):
-        mine = cuda.local.array(1, number)
-        shared_by_row(factors, row_turns, row * elements)
-        own(mine, thread_turns, row * stride + thread)
-        for e in range(elements):
-            factors[e] = factors[e] * mine[0]
-
-    return device_function(turns)
-
-
 @lazy_kernel
-def rows_filter_kernel(fft: BlockFFT, height: int, backwards: bool = True):
-    """Kernel ``f(work, spectra, row_turns, thread_turns, plate, segments, inner, groups)``: grid (chunks, plates).
+def rows_filter_kernel(fft: BlockFFT, height: int, across: bool):
+    """Kernel ``f(work, spectra, plate, segments, inner, groups)``: grid (chunks of page rows, plates).
 
     In place. Row r of the output uses filter ``r // inner % groups``. Pages are taken in the opposite order of the
-    other kernels: those written last by the kernel before are still in the L2 cache.
+    other kernels: those written last by the kernel before are still in the L2 cache. With `across` the grid is
+    (plates, chunks): the same page row of all plates comes one after the other, for spectra larger than that cache.
     """
-    load, store, turns, here, convolve = fft.load, fft.store, _turn(fft), line_of(fft), convolved(fft, fft.load)
-    elements, number, size = fft.elements_per_thread, fft.dtype, fft.size
+    load, store, here, convolve = fft.load, fft.store, line_of(fft), convolved(fft)
+    elements, number, size, per_block = fft.elements_per_thread, fft.dtype, fft.size, fft.ffts_per_block
 
-    def filter_rows(work, spectra, row_turns, thread_turns, plate, segments, inner, groups):
+    def filter_rows(work, spectra, plate, segments, inner, groups):
         data = cuda.local.array(elements, number)
         factors = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
         thread, line = here()
+        if across:
+            page = np.int64(cuda.blockIdx.x)
+            line = np.int64(cuda.blockIdx.y) * per_block + np.int64(cuda.threadIdx.y)
+        else:
+            page = np.int64(cuda.gridDim.y) - 1 - np.int64(cuda.blockIdx.y)
         live = line < height
         line = min(line, height - 1)
-        page = np.int64(cuda.blockIdx.y)
-        if backwards:
-            page = np.int64(cuda.gridDim.y) - 1 - page
         group = np.int64(_u(plate + page) // _u(segments) // _u(inner) % _u(groups))
         base = (page * height + line) * size + thread
         load(data, work, base)
-        turns(factors, row_turns, thread_turns, line, thread)
-        for e in range(elements):
-            data[e] = data[e] * factors[e]
         convolve(data, factors, shared, spectra, (group * height + line) * size + thread)
-        turns(factors, row_turns, thread_turns, line, thread)
-        for e in range(elements):
-            data[e] = data[e] * factors[e].conjugate()
         if live:
             store(data, work, base)
 
@@ -146,23 +149,19 @@ def rows_filter_kernel(fft: BlockFFT, height: int, backwards: bool = True):
 
 @lazy_kernel
 def rows_spectrum_kernel(fft: BlockFFT, height: int):
-    """Kernel ``f(spectra, row_turns, thread_turns)``: the second step for filters, in place, over the points."""
-    load, store, turns, here = fft.load, fft.store, _turn(fft), line_of(fft)
+    """Kernel ``f(spectra)``: the second step for filters, in place, over the points."""
+    load, store, here = fft.load, fft.store, line_of(fft)
     elements, number, size = fft.elements_per_thread, fft.dtype, fft.size
     transform = spectrum_of(fft, size * height)
 
-    def transform_rows(spectra, row_turns, thread_turns):
+    def transform_rows(spectra):
         data = cuda.local.array(elements, number)
-        factors = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
         thread, line = here()
         live = line < height
         line = min(line, height - 1)
         base = (np.int64(cuda.blockIdx.y) * height + line) * size + thread
         load(data, spectra, base)
-        turns(factors, row_turns, thread_turns, line, thread)
-        for e in range(elements):
-            data[e] = data[e] * factors[e]
         transform(data, shared)
         if live:
             store(data, spectra, base)
@@ -172,7 +171,7 @@ def rows_spectrum_kernel(fft: BlockFFT, height: int):
 
 @lazy_kernel
 def columns_inverse_kernel(fft: BlockFFT, pitch: int, dtype: str, halves: bool, epilogue: Callable | None = None):
-    """Kernel ``f(work, out, plate, segments, lead, hop, window)``: grid as in the forward one.
+    """Kernel ``f(work, out, *turns, plate, segments, lead, hop, window)``: grid as in the forward one.
 
     Samples ``lead ... lead + hop`` of a segment's transform are samples ``s hop ...`` of the output's row.
     """
@@ -184,17 +183,19 @@ def columns_inverse_kernel(fft: BlockFFT, pitch: int, dtype: str, halves: bool, 
     )
     after, after_second = (each_sample(fft, epilogue, part, pitch) for part in (parts[0], parts[-1]))
     two = len(parts) == 2
-    inverse, here, points = fft.inverse, line_of(fft), fft.size * pitch
+    inverse, here, turn, points = fft.inverse, line_of(fft), _turn(fft, pitch, back=True), fft.size * pitch
     elements, number = fft.elements_per_thread, fft.dtype
 
-    def finish_columns(work, out, plate, segments, lead, hop, window):
+    def finish_columns(work, out, element_turns, thread_turns, plate, segments, lead, hop, window):
         data = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
         thread, column = here()
         live = column < pitch
-        place = thread * pitch + min(column, pitch - 1)
+        column = min(column, pitch - 1)
+        place = thread * pitch + column
         page = np.int64(cuda.blockIdx.y)
         load(data, work, page * points + place)
+        turn(data, element_turns, thread_turns, column, thread)
         inverse(data, shared)
         if live:
             done = np.int64(_u(plate + page) % _u(segments)) * hop

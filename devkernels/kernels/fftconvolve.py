@@ -98,8 +98,8 @@ def fftconvolve(
         See `make_fftconvolve`.
     axes : int or tuple of one or two int, optional
         The axes of in1 that are convolved: one kernel for one, three for two. Default: the last one (where SciPy takes
-        all). Axes that are not the last are brought there by a copy. in2 has the same ones, counted from the end, or no
-        others at all.
+        all). Axes that are not the last are brought there by a copy, and the result's back. in2 has the same ones,
+        counted from the end, or no others at all.
     out : array, optional
         Result array, contiguous.
     stream : optional
@@ -191,4 +191,4 @@ def _nothing(asked: convolve_arguments.Operands, x: Any, out: Any) -> Any:
             f"in1 and in2 have {asked.lasts[0]} and {asked.lasts[1]} samples: there is nothing for out."
         )
     batch = np.broadcast_shapes(*(shape[: -asked.count] for shape in asked.shapes))
-    return asked.placed(arrays.empty(x, (*batch, *(0,) * asked.count), asked.whole or asked.dtype))
+    return asked.finished(arrays.empty(x, (*batch, *(0,) * asked.count), asked.dtype))
