@@ -41,8 +41,9 @@ _FORWARD = {
 }  # fmt: skip
 _BOTH = {"torch eager": "torch", "torch.compile": "torch.compile", "torch eager, graphed": "torch, graphed",
          "layer (CuPy)": "FusedLinear", "torch module": "torch FusedLinear",
-         "torch module, recorded": "torch FusedLinear, recorded"}  # fmt: skip
-_BOTH_DEVICE = {name: _BOTH[name] for name in _BOTH if name.rpartition(", ")[2] not in ("graphed", "recorded")}
+         "torch module, recorded": "torch FusedLinear, recorded", "torch eager, one thread": "torch, one thread",
+         "torch module, recorded, one thread": "torch FusedLinear, recorded, one thread"}  # fmt: skip
+_BOTH_DEVICE = {name: _BOTH[name] for name in _BOTH if ", " not in name}
 _BOTH_HOST = {**_BOTH, "autograd alone": "autograd alone"}
 _COSTS = {
     "nvmath autotuned|plan_us": "nvmath plan, us", "nvmath autotuned|autotune_ms": "nvmath autotune, ms",
@@ -259,13 +260,13 @@ def _both(case, data, with_compile) -> list[Contender]:
 
     contenders: list[Contender] = []
 
-    def add(name, run, check=True, **extra):
+    def add(name, run, check=True, capture=True, **extra):
         keep = {}
 
         def go():
             keep["gradients"] = run()
 
-        graph = check and not name.endswith((", graphed", ", recorded"))
+        graph = check and capture and not name.endswith((", graphed", ", recorded"))
         errors = (lambda: data.backward_error(keep["gradients"])) if check else None
         contenders.append(Contender(name, go, errors, 1e-2, graph=graph, extra=extra))
 
@@ -301,7 +302,11 @@ def _both(case, data, with_compile) -> list[Contender]:
             one.weight, one.bias = torch.nn.Parameter(tw.detach()), torch.nn.Parameter(tb.detach())
         add("torch eager, graphed", _graphed(sequence, tx, (tx, *sequence.parameters()), data.tdy))
         twin.record(tx, copy=False)
-        add("torch module, recorded", lambda: torch.autograd.grad(twin(tx), (tx, twin.weight, twin.bias), data.tdy))
+        recorded = lambda: torch.autograd.grad(twin(tx), (tx, twin.weight, twin.bias), data.tdy)  # noqa: E731
+        add("torch module, recorded", recorded)
+        eager = lambda: torch.autograd.grad(plain(tx, tw, tb), (tx, tw, tb), data.tdy)  # noqa: E731
+        add("torch eager, one thread", _in_one_thread(eager), capture=False)
+        add("torch module, recorded, one thread", _in_one_thread(recorded), capture=False)
     add("layer (CuPy)", ours, **costs)
     return contenders
 
@@ -324,6 +329,17 @@ def _autograd_alone(x, weight, bias, dy):
 
     apply = super(torch.autograd.Function, Nothing).apply  # as devkernels' own: without a look for functorch
     return lambda: torch.autograd.grad(apply(x, weight, bias), (x, weight, bias), dy)
+
+
+def _in_one_thread(run):
+    """The same with the backward pass in the calling thread: autograd else hands it to a thread of the device."""
+    import torch
+
+    def go():
+        with torch.autograd.set_multithreading_enabled(False):
+            return run()
+
+    return go
 
 
 def _graphed(module, x, leaves, dy):

@@ -17,6 +17,8 @@ from torch.autograd.function import once_differentiable
 
 from devkernels import graphs
 from devkernels.errors import ArgumentError
+from devkernels.linear import _torch_run as raw
+from devkernels.linear._kernels import copy_bytes
 from devkernels.linear._torch_look import look_of
 
 _grad_enabled = torch.is_grad_enabled
@@ -62,6 +64,9 @@ class Recording:
             back = graphs.with_torch(lambda: backward(dy, held, kept, x.requires_grad), 1)
         self.gradients = (None, *back.result)  # of the recording, of x, of the parameters
         self.x_pointer, self.dy_pointer = held.data_ptr(), dy.data_ptr()
+        self._bytes = held.nbytes, dy.nbytes
+        # Pointers alone will do where there is one device, which is then the current one.
+        self._index = -1 if raw._ARRAYS.several_devices() else x.get_device()
         self.there, self.back = there, back  # the graphs and their memory
         self.turn = 0
         self.waiting: Callable[[], object] | None = None  # the forward pass whose backward pass is still to come
@@ -73,6 +78,20 @@ class Recording:
         if not self._same(x, *parameters) or tuple(p.data_ptr() for p in parameters) != self._pointers:
             return None
         return _apply(self, x, *parameters)
+
+    def take_x(self, x: Tensor, pointer: int) -> None:
+        """Copy an input to where the graphs read it."""
+        if self._index >= 0 and x.is_contiguous():
+            copy_bytes(self.x_pointer, pointer, self._bytes[0], self._index, raw._raw_stream(self._index))
+        else:
+            self.x.copy_(x)
+
+    def take_dy(self, dy: Tensor, pointer: int) -> None:
+        """Copy a gradient, which has the result's shape and dtype, to where the graphs read it."""
+        if self._index >= 0 and dy.is_contiguous():
+            copy_bytes(self.dy_pointer, pointer, self._bytes[1], self._index, raw._raw_stream(self._index))
+        else:
+            self.dy.copy_(dy)
 
     def __deepcopy__(self, memo: dict) -> None:
         """Copies of a layer have parameters elsewhere, and no recording."""
@@ -87,9 +106,9 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, recording, x, *parameters):
         """Replay the forward pass."""
-        held = recording.x
-        if x.data_ptr() != recording.x_pointer:
-            held.copy_(x)
+        held, pointer = recording.x, x.data_ptr()
+        if pointer != recording.x_pointer:
+            recording.take_x(x, pointer)
         recording.turn = turn = recording.turn + 1
         watched = (held, *parameters)
         ctx.told = recording, turn, watched, [t._version for t in watched]
@@ -112,8 +131,9 @@ def _go_back(ctx, dy):
         )
     if [t._version for t in watched] != versions:
         raise ArgumentError("the input or a parameter of this forward pass was modified before its backward pass.")
-    if dy.data_ptr() != recording.dy_pointer or not dy.is_contiguous():
-        recording.dy.copy_(dy)
+    pointer = dy.data_ptr()
+    if pointer != recording.dy_pointer:
+        recording.take_dy(dy, pointer)
     recording.waiting = None
     recording.back.launch()
     return recording.gradients
