@@ -51,15 +51,21 @@ def other_tiles(lt: LtMatmul, algorithm: bytes) -> list[Choice]:
     return list(_accepted(lt, (_with(algorithm, _TILE, tile) for tile in tiles)))
 
 
+def other_ways(lt: LtMatmul, algorithm: bytes) -> list[Choice]:
+    """The algorithm with each of its ways to go about a tile (its custom options)."""
+    return list(_accepted(lt, _ways(algorithm)))
+
+
 def other_schedules(lt: LtMatmul, algorithm: bytes) -> list[Choice]:
-    """The algorithm with each of its ways to go about a tile (its custom options), in each shape of cluster."""
+    """The algorithm with each of its ways to go about a tile, in each shape of cluster."""
+    ways = [algorithm, *_ways(algorithm)]
+    shapes = ((_with(way, _CLUSTER, shape) for shape in _CLUSTERS) for way in ways if way)
+    return list(_accepted(lt, itertools.chain(ways, *shapes)))
+
+
+def _ways(algorithm: bytes) -> list[bytes | None]:
     (most,) = _capability(algorithm, _CUSTOM_MAX, 1) or [0]
-    ways = [algorithm, *(_with(algorithm, _CUSTOM, value) for value in range(most + 1))]
-    return list(_accepted(lt, itertools.chain(ways, *(_in_clusters(way) for way in ways if way))))
-
-
-def _in_clusters(algorithm: bytes) -> Iterator[bytes | None]:
-    return (_with(algorithm, _CLUSTER, shape) for shape in _CLUSTERS)
+    return [_with(algorithm, _CUSTOM, value) for value in range(most + 1)]
 
 
 def other_order(lt: LtMatmul, algorithm: bytes) -> list[Choice]:

@@ -94,10 +94,10 @@ def measure(lt: LtMatmul, run: Callable[[], None], right: Callable[[], bool], *,
 
 
 def _search(race: _Race, long: bool) -> None:
-    """Try variants around the fastest: schedules, tiles, and the schedules of those tiles; long products only once."""
+    """Try variants around the fastest: schedules, tiles, the schedules of those tiles. Long products are tried less."""
     schedules, tiles, order = _variants.other_schedules, _variants.other_tiles, _variants.other_order
-    for vary in (schedules,) if long else (schedules, tiles, schedules, order):
-        for index in race.fastest()[:_AROUND]:
+    for vary in (_variants.other_ways,) if long else (schedules, tiles, schedules, order):
+        for index in race.fastest()[: 1 if long else _AROUND]:
             race.turns(race.enter(vary(race.lt, race.choices[index][0])), 2)
 
 
