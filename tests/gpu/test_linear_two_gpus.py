@@ -120,3 +120,24 @@ def test_modules_on_the_second_gpu(rng, activation):
     assert torch.equal(first, second)
     with pytest.raises(DeviceMismatchError):
         layer(x.detach().to("cuda:0"))
+
+
+@pytest.mark.skipif(not HAVE["torch"], reason="needs torch")
+def test_recorded_modules_on_the_second_gpu(rng):
+    import torch
+
+    from devkernels.linear.torch import FusedLinear
+
+    layer, twin = (FusedLinear(24, 40, activation="gelu", device="cuda:1") for _ in range(2))
+    twin.load_state_dict(layer.state_dict())
+    layer.record(put("torch", 1, rng.standard_normal((5, 24)).astype("f4")))
+    for _ in range(3):  # the first GPU is the current one
+        x = put("torch", 1, rng.standard_normal((5, 24)).astype("f4"))
+        y, want = layer(x), twin(x)
+        assert torch.equal(y, want)
+        y.square().sum().backward()
+        want.square().sum().backward()
+    assert layer._recording.turn == 3
+    for one, other in zip(layer.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    assert current("torch") == 0
