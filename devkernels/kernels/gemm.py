@@ -122,7 +122,8 @@ def make_gemm(
     elif steps and steps[-1].name == "int8":
         result = "int8"
     else:
-        result = kind if np.dtype(kind).kind in "iu" or bytes_to_floats else a_dtype
+        complex_sums = np.dtype(kind).kind == "c" and not a_dtype.startswith("complex")
+        result = kind if np.dtype(kind).kind in "iu" or bytes_to_floats or complex_sums else a_dtype
     if np.dtype(kind).kind == "c" and not result.startswith("complex") and not takes_all(steps):
         raise SpecError(
             f"out_dtype={result} cannot hold {kind}; let the epilogue be a function that returns real numbers."

@@ -64,7 +64,7 @@ def image_sources(spec: GemmSpec) -> dict[str, tuple]:
                 tall=target.current_target().major >= 9,
             )  # fmt: skip
             kernel, signature = staged_kernel(spec, tiling, batched), (*matrices, *rest)
-            notes |= {"block": staged.THREADS, "shared": tiling.shared_bytes, "tile": list(tiling.tile)}
+            notes |= {"block": tiling.threads, "shared": tiling.shared_bytes, "tile": list(tiling.tile)}
         else:
             tiling = tensor.TensorTiling(
                 TENSOR_DTYPES[spec.a_dtype], spec.out_dtype, True, rows, True, rows, False, True

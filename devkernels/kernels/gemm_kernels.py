@@ -110,7 +110,7 @@ def _staged(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tupl
     batched = tuple(len(getattr(x, "shape", ())) == 3 for x in extra)
     (rows, columns), batch = tiling.tile, d.batch
     grid = (-(-d.columns // columns) * batch, -(-d.rows // rows))
-    launch = staged_kernel(spec, tiling, batched)[grid, staged.THREADS, stream, tiling.shared_bytes]
+    launch = staged_kernel(spec, tiling, batched)[grid, tiling.threads, stream, tiling.shared_bytes]
 
     def arrange(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> tuple:
         views = (batched_view(x, batch) for x in (a, b, d if c is None else c, d))

@@ -61,8 +61,8 @@ class Gemm:
         key = None
         if stream is None or type(stream) is int:
             key = _key((a, b, c, *extra), alpha, beta, stream)
+        result = out
         if key is not None:
-            result = out
             if result is None and (made := self._made.get(key)) is not None:
                 result = arrays.empty(a, *made)
             if result is not None and (mark := _key((result,))) is not None:
@@ -70,7 +70,7 @@ class Gemm:
                 if run is not None:
                     run()
                     return result
-        return self._launch(a, b, c, alpha, beta, extra, out, stream, key)
+        return self._launch(a, b, c, alpha, beta, extra, result, stream, key)
 
     def bind(
         self, a: Any, b: Any, c: Any = None, *, alpha: float = 1.0, beta: float = 0.0, extra: tuple = (), out: Any,
@@ -84,7 +84,11 @@ class Gemm:
         kept = []
         self._launch(a, b, c, alpha, beta, extra, out, stream, None, kept)
         if not kept or kept[0] is None:
-            return lambda: self(a, b, c, alpha=alpha, beta=beta, extra=extra, out=out, stream=stream) and None
+
+            def again() -> None:
+                self(a, b, c, alpha=alpha, beta=beta, extra=extra, out=out, stream=stream)
+
+            return again
         run = kept[0]
         run.arguments = run.arguments, a, b, c, extra, out
         return run

@@ -17,9 +17,7 @@ from devkernels.lazy import cuda
 from devkernels.matrix.memory_sizes import ITEM_BYTES, WIDEST
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
-LINE = 64  # bytes of the inner dimension in a slice
-THREADS = 256
-_SIDE = 16  # threads along each side of a block's tile, for fused operations
+_WARPS = 8  # of a block, where the tensor cores multiply
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,10 @@ class StagedTiling:
     has_c: bool = False
     d_wide: bool = False
     small: bool = False  # tiles with half the rows and columns, for results with few of them
-    stages: int = 3
+    stages: int = 4
+    shape: tuple[int, int] = (16, 16)  # threads down and across a block's tile, for fused operations
+    share: tuple[int, int] | None = None  # rows and columns of a thread's sums; None: what `small` says
+    blocks: int | None = None  # on a multiprocessor, that registers are kept free for
     tall: bool = False  # products of 16 rows in double precision, which sm_90 has
 
     @property
@@ -60,9 +61,19 @@ class StagedTiling:
         return WIDEST // self.item
 
     @property
+    def line(self) -> int:
+        """Bytes of the inner dimension in a slice."""
+        return 128 if self.on_tensor_cores else 64
+
+    @property
     def depth(self) -> int:
         """Elements of the inner dimension in a slice."""
-        return LINE // self.item
+        return self.line // self.item
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * _WARPS if self.on_tensor_cores else self.shape[0] * self.shape[1]
 
     @property
     def on_tensor_cores(self) -> bool:
@@ -78,6 +89,8 @@ class StagedTiling:
     @property
     def shares(self) -> tuple[int, int]:
         """Rows and columns of a thread's sums, for fused operations."""
+        if self.share is not None:
+            return self.share
         large = {"float32": (8, 8), "complex64": (4, 8)}[self.dtype]
         return (4, 4) if self.small else large
 
@@ -86,12 +99,12 @@ class StagedTiling:
         """Rows and columns of a block's tile."""
         if self.on_tensor_cores:
             return 2 * self.warp_tile[0], 4 * self.warp_tile[1]
-        return _SIDE * self.shares[0], _SIDE * self.shares[1]
+        return self.shape[0] * self.shares[0], self.shape[1] * self.shares[1]
 
     def pitch(self, which: int) -> int:
         """Bytes between lines of a (0) or b (1) in shared memory, such that reads meet no bank twice."""
         if (self.a, self.b)[which].along:
-            return LINE if self.on_tensor_cores else LINE + WIDEST
+            return self.line + (64 if self.on_tensor_cores else WIDEST)
         dense = self.tile[which] * self.item
         if not self.on_tensor_cores:
             return dense
@@ -119,10 +132,10 @@ class StagedTiling:
             if along or self.each == 1:
                 return tuple(8 * i for i in range(blocks))
             return tuple(16 * (i // 2) + i % 2 for i in range(blocks))
-        share, each = self.shares[which], self.each
+        share, each, apart = self.shares[which], self.each, self.shape[which]
         if along:
-            return tuple(_SIDE * i for i in range(share))
-        return tuple(_SIDE * each * (i // each) + i % each for i in range(share))
+            return tuple(apart * i for i in range(share))
+        return tuple(apart * each * (i // each) + i % each for i in range(share))
 
     @property
     def run(self) -> int:
@@ -134,7 +147,7 @@ class StagedTiling:
     @property
     def launch_bounds(self) -> tuple[int, int]:
         """Threads of a block, and blocks on a multiprocessor that registers are kept free for."""
-        return THREADS, 1 if self.on_tensor_cores else 2
+        return self.threads, self.blocks or (1 if self.on_tensor_cores and not self.small else 2)
 
     def result_columns(self) -> tuple[int, ...]:
         """Columns of the result that a thread holds, from its first one."""
@@ -155,26 +168,27 @@ def make_kernel(t: StagedTiling, epilogue: Callable) -> Callable:
     for which, operand in enumerate((t.a, t.b)):
         lines, length = t.lines(which)
         piece = WIDEST if operand.wide else t.item
-        copies.append(staged_calls.make_copy(lines, length, t.pitch(which), t.item, piece, THREADS, operand.along))
+        copies.append(staged_calls.make_copy(lines, length, t.pitch(which), t.item, piece, t.threads, operand.along))
     copy_a, copy_b = copies
-    slices = t.dtype, t.a.along, t.b.along, t.pitch(0), t.pitch(1), t.places(0), t.places(1), t.depth
-    if t.on_tensor_cores:
-        multiply = staged_calls.make_double_multiply(*slices, t.tall)
-    else:
-        multiply = staged_calls.make_multiply(*slices)
+    form = t.dtype, t.a.along, t.b.along, t.pitch(0), t.pitch(1), t.places(0), t.places(1), t.depth
+    slices = staged_calls.make_double_slices(*form, t.tall) if t.on_tensor_cores else staged_calls.make_slices(*form)
+    start, most, rest = slices.start, slices.most, slices.rest
+    first_a_count, first_b_count, last_a_count, last_b_count = slices.lengths
     columns = t.result_columns()
     end = ends.make_end(t.out_dtype, t.places(0), columns, t.has_c, t.d_wide)
     double = t.on_tensor_cores
     number = np.dtype("f8" if double else "f4")
     count = len(t.places(0)) * len(columns) * (2 if t.dtype.startswith("complex") else 1)
     clear = tensor_calls.make_clear(count)
-    commit, wait = staged_calls.commit_copies, staged_calls.make_wait(t.stages - 2)
+    commit = staged_calls.commit_copies
+    wait_first, wait_next = staged_calls.make_wait(t.stages - 2), staged_calls.make_wait(t.stages - 3)
     address, shared_address, u32, u64 = ptx.address, ptx.shared_address, np.uint32, np.uint64
-    (tile_rows, tile_columns), depth, stages = t.tile, t.depth, t.stages
+    (tile_rows, tile_columns), depth = t.tile, t.depth
     a_bytes, stage_bytes, ahead = t.matrix_bytes(0), t.matrix_bytes(0) + t.matrix_bytes(1), t.stages - 1
     item, a_unit, b_unit, a_along, b_along = t.item, t.a.unit, t.b.unit, t.a.along, t.b.along
     a_pitch, b_pitch, each = t.pitch(0), t.pitch(1), t.each
     warp_rows, warp_columns = t.warp_tile if double else (0, 0)
+    warps_across = t.shape[1] // 8
 
     def first_of(along, pitch, place, k):
         """Bytes to a thread's first element: of line or element `place`, from element k of the inner dimension on."""
@@ -203,7 +217,8 @@ def make_kernel(t: StagedTiling, epilogue: Callable) -> Callable:
             row = from_row
             column += (2 if b_along else 2 * each) * q
         else:
-            down, right = (lane >> 3) + ((warp >> 1) << 2), (lane & 7) + ((warp & 1) << 3)
+            warp_down = warp // warps_across
+            down, right = (lane >> 3) + (warp_down << 2), (lane & 7) + ((warp - warp_down * warps_across) << 3)
             from_row, from_column = down if a_along else each * down, right if b_along else each * right
             from_k, row, column = 0, from_row, from_column
         a_first = base + u32(first_of(a_along, a_pitch, from_row, from_k))
@@ -216,24 +231,29 @@ def make_kernel(t: StagedTiling, epilogue: Callable) -> Callable:
         inner = np.int32(a.shape[2])
         last_row, last_column = np.int32(a.shape[1]) - 1, np.int32(b.shape[2]) - 1
         for stage in range(ahead):
-            if stage * depth < inner:
-                to = base + u32(stage * stage_bytes)
-                copy_a(to, a_base, a_line, a_step, row0, last_row, stage * depth, inner, thread)
-                copy_b(to + u32(a_bytes), b_base, b_line, b_step, column0, last_column, stage * depth, inner, thread)
+            to = base + u32(stage * stage_bytes)
+            copy_a(to, a_base, a_line, a_step, row0, last_row, stage * depth, inner, thread)
+            copy_b(to + u32(a_bytes), b_base, b_line, b_step, column0, last_column, stage * depth, inner, thread)
             commit()
-        here, there = np.int32(0), np.int32(ahead)
+        wait_first()
+        cuda.syncthreads()
+        first_a, first_b = cuda.local.array(first_a_count, number), cuda.local.array(first_b_count, number)
+        last_a, last_b = cuda.local.array(last_a_count, number), cuda.local.array(last_b_count, number)
+        start(first_a, first_b, a_first, b_first)
+        here, next_, there = u32(0), u32(stage_bytes), u32(ahead * stage_bytes)
         for k0 in range(0, inner, depth):
-            wait()
+            most(sums, first_a, first_b, last_a, last_b, a_first + here, b_first + here)
+            wait_next()
             cuda.syncthreads()
+            # Read behind the barrier: after the last slice, what is of no use. Copied: into the slice before this one.
+            rest(sums, first_a, first_b, last_a, last_b, a_first + next_, b_first + next_)
             k1 = np.int32(k0) + ahead * depth
-            if k1 < inner:
-                to = base + u32(there * stage_bytes)
-                copy_a(to, a_base, a_line, a_step, row0, last_row, k1, inner, thread)
-                copy_b(to + u32(a_bytes), b_base, b_line, b_step, column0, last_column, k1, inner, thread)
+            to = base + there
+            copy_a(to, a_base, a_line, a_step, row0, last_row, k1, inner, thread)
+            copy_b(to + u32(a_bytes), b_base, b_line, b_step, column0, last_column, k1, inner, thread)
             commit()
-            multiply(sums, a_first + u32(here * stage_bytes), b_first + u32(here * stage_bytes))
-            here = here + 1 if here < stages - 1 else np.int32(0)
-            there = there + 1 if there < stages - 1 else np.int32(0)
+            here, there = next_, here
+            next_ = next_ + u32(stage_bytes) if next_ < u32(ahead * stage_bytes) else u32(0)
         end(epilogue, sums, alpha, beta, batch, row0 + row, column0 + column, c, d, extra)
 
     return gemm

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from llvmlite import ir
 from numba.core import types
@@ -21,7 +22,7 @@ from devkernels.matrix.memory import (
     slot,
     whole,
 )
-from devkernels.matrix.memory_sizes import WIDEST
+from devkernels.matrix.memory_sizes import ITEM_BYTES, WIDEST
 from devkernels.matrix.ptx import _instruction
 
 commit_copies = _instruction("cp.async.commit_group;", "~{memory}", types.void)
@@ -163,48 +164,204 @@ def _negative(builder, value):
     return builder.fsub(ir.Constant(value.type, -0.0), value)
 
 
+@dataclass(frozen=True)
 class _Side:
     """One operand of a slice in shared memory: reads what a thread needs of it, 16 bytes at a time.
 
-    `lines` vectors (along) or elements (across) of `count` numbers, `spread` apart.
+    Step k of the slice multiplies elements k of `offsets` lines (along), or those that lie at `offsets` in line k
+    (across). A lane of `lanes` side by side takes every so many accesses.
     """
 
-    def __init__(self, builder, place, dtype: str, along: bool, pitch: int, offsets: tuple[int, ...]):
-        self.builder, self.place, self.along, self.pitch, self.offsets = builder, place, along, pitch, offsets
-        self.parts = "float64" if dtype in ("float64", "complex128") else "float32"
-        self.width = 2 if dtype.startswith("complex") else 1
-        self.item = (8 if self.parts == "float64" else 4) * self.width
-        self.each = WIDEST // self.item  # elements of one access
+    dtype: str
+    along: bool
+    pitch: int
+    offsets: tuple[int, ...]
+    lanes: int = 1
 
-    def _access(self, offset: int) -> list[list]:
-        numbers = _numbers(self.builder, load_words(self.builder, self.place, offset, 4, SHARED), self.parts)
+    @property
+    def parts(self) -> str:
+        """Dtype of the real numbers that elements are made of."""
+        return "float64" if self.dtype in ("float64", "complex128") else "float32"
+
+    @property
+    def width(self) -> int:
+        """Real numbers of an element."""
+        return 2 if self.dtype.startswith("complex") else 1
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def each(self) -> int:
+        """Elements of one access."""
+        return WIDEST // self.item
+
+    def _access(self, builder, place, offset: int) -> list[list]:
+        numbers = _numbers(builder, load_words(builder, place, offset, 4, SHARED), self.parts)
         return [numbers[i : i + self.width] for i in range(0, len(numbers), self.width)]
 
-    def unit(self, number: int) -> list[list[list]]:
-        """Elements [k][i] for the `each` values of k of unit `number`, i as in `offsets`; a list of parts each."""
+    def group(self, builder, place, number: int, steps: int) -> list[list[list]]:
+        """Elements [k][i] of `steps` steps from step ``number * steps`` on, i as in `offsets`; a list of parts each."""
         if self.along:
-            vectors = [self._access(line * self.pitch + WIDEST * number) for line in self.offsets]
+            first = WIDEST * (number * steps // self.each) * self.lanes
+            vectors = [self._access(builder, place, line * self.pitch + first) for line in self.offsets]
             return [[vector[k] for vector in vectors] for k in range(self.each)]
         found = []
-        for k in range(self.each):
+        for k in range(steps):
+            line = (number * steps + k) // self.each * self.each * self.lanes + (number * steps + k) % self.each
             row = []
             for first in self.offsets[:: self.each]:
-                row += self._access((number * self.each + k) * self.pitch + first * self.item)
+                row += self._access(builder, place, line * self.pitch + first * self.item)
             found.append(row)
         return found
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Some steps of one operand that stay in a local array while the threads of a block wait for each other."""
+
+    side: _Side
+    steps: int
+
+    @property
+    def length(self) -> int:
+        """Numbers in the array."""
+        return self.steps * len(self.side.offsets) * self.side.width
+
+    def put(self, builder, target, steps: list) -> None:
+        for i, value in enumerate(value for step in steps for element in step for value in element):
+            builder.store(value, slot(builder, target, i))
+
+    def get(self, builder, target) -> list:
+        values = [builder.load(slot(builder, target, i)) for i in range(self.length)]
+        width, count = self.side.width, len(self.side.offsets)
+        elements = [values[i : i + width] for i in range(0, len(values), width)]
+        return [elements[i : i + count] for i in range(0, len(elements), count)]
+
+
+@dataclass(frozen=True)
+class Slices:
+    """How a slice is multiplied: three intrinsics, and lengths of the local arrays that they take.
+
+    ``start(first_a, first_b, a, b)`` reads the first steps of a slice at shared addresses a and b;
+    ``most(sums, first_a, first_b, last_a, last_b, a, b)`` does all steps but the last ones, which it reads;
+    ``rest(sums, first_a, first_b, last_a, last_b, a, b)`` reads the first steps of the next slice, at a and b, and does
+    the last ones. Between the two, the next slice is waited for; what is needed on either side is in registers by then.
+    """
+
+    start: Callable
+    most: Callable
+    rest: Callable
+    lengths: tuple[int, int, int, int]
+
+
+def _slices(left: _Side, right: _Side, groups: tuple[int, int], steps: int, last: int, compute: Callable) -> Slices:
+    """Intrinsics of `steps` steps, of which `last` are the last ones; ``compute(builder, sums, x, y)`` does steps.
+
+    The operands are read `groups` steps at a time.
+    """
+    sides = left, right
+    first_kept = [_Kept(side, group) for side, group in zip(sides, groups, strict=True)]
+    last_kept = [_Kept(side, last) for side in sides]
+
+    @intrinsic
+    def start(typingctx, first_a, first_b, a, b):
+        def codegen(context, builder, signature, arguments):
+            targets = [registers(context, builder, signature.args[i], arguments[i]) for i in range(2)]
+            places = [context.cast(builder, arguments[i], signature.args[i], types.uint32) for i in (2, 3)]
+            for side, group, kept, target, place in zip(sides, groups, first_kept, targets, places, strict=True):
+                kept.put(builder, target, side.group(builder, place, 0, group))
+            return context.get_dummy_value()
+
+        return types.void(first_a, first_b, a, b), codegen
+
+    @intrinsic
+    def most(typingctx, sums, first_a, first_b, last_a, last_b, a, b):
+        def codegen(context, builder, signature, arguments):
+            targets = [registers(context, builder, signature.args[i], arguments[i]) for i in range(5)]
+            places = [context.cast(builder, arguments[i], signature.args[i], types.uint32) for i in (5, 6)]
+            read = [[], []]
+            for which in range(2):
+                read[which] = first_kept[which].get(builder, targets[1 + which])
+            done = 0
+            while done < steps:
+                for which in range(2):
+                    while len(read[which]) <= done:
+                        number = len(read[which]) // groups[which]
+                        read[which] += sides[which].group(builder, places[which], number, groups[which])
+                if done == steps - last:
+                    for which in range(2):
+                        last_kept[which].put(builder, targets[3 + which], read[which][done : done + last])
+                    break
+                compute(builder, targets[0], read[0][done : done + last], read[1][done : done + last])
+                done += last
+            return context.get_dummy_value()
+
+        return types.void(sums, first_a, first_b, last_a, last_b, a, b), codegen
+
+    @intrinsic
+    def rest(typingctx, sums, first_a, first_b, last_a, last_b, a, b):
+        def codegen(context, builder, signature, arguments):
+            targets = [registers(context, builder, signature.args[i], arguments[i]) for i in range(5)]
+            places = [context.cast(builder, arguments[i], signature.args[i], types.uint32) for i in (5, 6)]
+            given = [last_kept[which].get(builder, targets[3 + which]) for which in range(2)]
+            for which in range(2):
+                values = sides[which].group(builder, places[which], 0, groups[which])
+                first_kept[which].put(builder, targets[1 + which], values)
+            compute(builder, targets[0], *given)
+            return context.get_dummy_value()
+
+        return types.void(sums, first_a, first_b, last_a, last_b, a, b), codegen
+
+    return Slices(start, most, rest, tuple(kept.length for kept in (*first_kept, *last_kept)))
+
+
+def _fused(columns: int, width: int) -> Callable:
+    """Fused operations for some steps: sums[i, j] += a[i] b[j], complex ones part by part, four operations each."""
+
+    def compute(builder, sums, x, y):
+        def add(at: int, p, q):
+            where = slot(builder, sums, at)
+            builder.store(builder.fma(p, q, builder.load(where)), where)
+
+        for left, right in zip(x, y, strict=True):
+            for i, p in enumerate(left):
+                for j, q in enumerate(right):
+                    add((i * columns + j) * width, p[0], q[0])
+                    if width == 2:
+                        add((i * columns + j) * width + 1, p[0], q[1])
+            if width == 1:
+                continue
+            for i, p in enumerate(left):
+                minus = _negative(builder, p[1])
+                for j, q in enumerate(right):
+                    add((i * columns + j) * width, minus, q[1])
+                    add((i * columns + j) * width + 1, p[1], q[0])
+
+    return compute
+
+
+@functools.cache
+def make_slices(dtype: str, a_along: bool, b_along: bool, a_pitch: int, b_pitch: int, rows: tuple[int, ...],
+                columns: tuple[int, ...], depth: int) -> Slices:  # fmt: skip
+    """Steps of a slice by fused operations: sums[i, j] += a[rows[i], k] b[k, columns[j]].
+
+    Addresses are those of this thread's first element. With `along`, the inner dimension is contiguous; without, rows
+    and columns come in groups that one access reads.
+    """
+    left, right = _Side(dtype, a_along, a_pitch, rows), _Side(dtype, b_along, b_pitch, columns)
+    groups = tuple(side.each if side.along else 1 for side in (left, right))
+    return _slices(left, right, groups, depth, 1, _fused(len(columns), left.width))
 
 
 @functools.cache
 def make_multiply(dtype: str, a_along: bool, b_along: bool, a_pitch: int, b_pitch: int, rows: tuple[int, ...],
                   columns: tuple[int, ...], depth: int) -> Callable:  # fmt: skip
-    """Return ``multiply(sums, a, b)``: sums[i, j] += a[rows[i], k] b[k, columns[j]] over a slice, by fused operations.
-
-    `a` and `b` are the shared addresses of this thread's first element. With `along`, the inner dimension is
-    contiguous; without, rows and columns come in groups that one access reads. Complex products are added up part by
-    part, four operations each.
-    """
-    is_complex = dtype.startswith("complex")
-    width = 2 if is_complex else 1
+    """Return ``multiply(sums, a, b)``: all steps of `make_slices` at once."""
+    left, right = _Side(dtype, a_along, a_pitch, rows), _Side(dtype, b_along, b_pitch, columns)
+    compute = _fused(len(columns), left.width)
 
     @intrinsic
     def multiply(typingctx, sums, a, b):
@@ -212,27 +369,9 @@ def make_multiply(dtype: str, a_along: bool, b_along: bool, a_pitch: int, b_pitc
             target = registers(context, builder, signature.args[0], arguments[0])
             a_, b_ = (context.cast(builder, v, t, types.uint32)
                       for v, t in zip(arguments[1:], signature.args[1:], strict=True))  # fmt: skip
-            left = _Side(builder, a_, dtype, a_along, a_pitch, rows)
-            right = _Side(builder, b_, dtype, b_along, b_pitch, columns)
-            count = len(rows) * len(columns) * width
-            values = [builder.load(slot(builder, target, i)) for i in range(count)]
             for unit in range(depth // left.each):
-                for x, y in zip(left.unit(unit), right.unit(unit), strict=True):
-                    for i, p in enumerate(x):
-                        for j, q in enumerate(y):
-                            at = (i * len(columns) + j) * width
-                            values[at] = builder.fma(p[0], q[0], values[at])
-                            if is_complex:
-                                values[at + 1] = builder.fma(p[0], q[1], values[at + 1])
-                    if is_complex:
-                        for i, p in enumerate(x):
-                            minus = _negative(builder, p[1])
-                            for j, q in enumerate(y):
-                                at = (i * len(columns) + j) * width
-                                values[at] = builder.fma(minus, q[1], values[at])
-                                values[at + 1] = builder.fma(p[1], q[0], values[at + 1])
-            for i, value in enumerate(values):
-                builder.store(value, slot(builder, target, i))
+                x, y = left.group(builder, a_, unit, left.each), right.group(builder, b_, unit, left.each)
+                compute(builder, target, x, y)
             return context.get_dummy_value()
 
         return types.void(sums, a, b), codegen
@@ -241,71 +380,59 @@ def make_multiply(dtype: str, a_along: bool, b_along: bool, a_pitch: int, b_pitc
 
 
 @functools.cache
-def make_double_multiply(dtype: str, a_along: bool, b_along: bool, a_pitch: int, b_pitch: int, rows: tuple[int, ...],
-                         columns: tuple[int, ...], depth: int, tall: bool) -> Callable:  # fmt: skip
-    """Return ``multiply(sums, a, b)`` as `make_multiply`, by the tensor cores in double precision (a warp together).
+def make_double_slices(dtype: str, a_along: bool, b_along: bool, a_pitch: int, b_pitch: int, rows: tuple[int, ...],
+                       columns: tuple[int, ...], depth: int, tall: bool) -> Slices:  # fmt: skip
+    """Steps of a slice by the tensor cores in double precision, a warp together.
 
-    rows[i] is the row of a's block i of 8 that lane 4 g + q holds for g = 0, columns[j] the column of b's block j; `a`
-    and `b` are the addresses of this lane's element (g, q). The sums of block (i, j) are elements (g, 2 q + e) of it, e
-    = 0, 1, as sums[2 (blocks of b) i + 2 j + e], parts of complex numbers one after another. (PTX ISA, mma.m8n8k4, or
-    with `tall` m16n8k4 and m16n8k8, with .f64. Which k stands where is free, as long as a and b agree: of a unit, lane
-    q takes those that one access reads; and which row, so that a tall product takes two blocks.)
+    rows[i] is the row of a's block i of 8 that lane 4 g + q holds for g = 0, columns[j] the column of b's block j;
+    addresses are those of this lane's element (g, q). The sums of block (i, j) are elements (g, 2 q + e) of it, e = 0,
+    1, as sums[2 (blocks of b) i + 2 j + e], parts of complex numbers one after another. (PTX ISA, mma.m8n8k4, or with
+    `tall` m16n8k4 and m16n8k8, with .f64. Which k stands where is free, as long as a and b agree: the four lanes of a
+    group read four accesses side by side; and which row, so that a tall product takes two blocks.)
     """
-    is_complex = dtype == "complex128"
-    width = 2 if is_complex else 1
-    blocks, steps = (2, 1 if is_complex else 2) if tall else (1, 1)  # of rows and of k, in one product
+    left, right = _Side(dtype, a_along, a_pitch, rows, 4), _Side(dtype, b_along, b_pitch, columns, 4)
+    width, each = left.width, left.each
+    blocks, together = (2, each) if tall else (1, 1)  # of rows, and of steps, in one product
     count = 2 * blocks
 
     def names(first: int, number: int) -> str:
         return "{" + ", ".join(f"${first + i}" for i in range(number)) + "}"
 
     text = (
-        f"mma.sync.aligned.m{8 * blocks}n8k{4 * steps}.row.col.f64.f64.f64.f64 {names(0, count)}, "
-        f"{names(2 * count, blocks * steps)}, {names(2 * count + blocks * steps, steps)}, {names(count, count)};"
+        f"mma.sync.aligned.m{8 * blocks}n8k{4 * together}.row.col.f64.f64.f64.f64 {names(0, count)}, "
+        f"{names(2 * count, blocks * together)}, {names(2 * count + blocks * together, together)}, "
+        f"{names(count, count)};"
     )
-    constraints = ",".join(["=d"] * count + [str(i) for i in range(count)] + ["d"] * (blocks * steps + steps))
+    constraints = ",".join(["=d"] * count + [str(i) for i in range(count)] + ["d"] * (blocks * together + together))
 
-    @intrinsic
-    def multiply(typingctx, sums, a, b):
-        def codegen(context, builder, signature, arguments):
-            target = registers(context, builder, signature.args[0], arguments[0])
-            a_, b_ = (context.cast(builder, v, t, types.uint32)
-                      for v, t in zip(arguments[1:], signature.args[1:], strict=True))  # fmt: skip
-            left = _Side(builder, a_, dtype, a_along, a_pitch, rows)
-            right = _Side(builder, b_, dtype, b_along, b_pitch, columns)
-            double = ir.DoubleType()
-            given = [double] * (count + blocks * steps + steps)
-            shape = ir.FunctionType(ir.LiteralStructType([double] * count), given)
+    def compute(builder, sums, x, y):
+        double = ir.DoubleType()
+        given = [double] * (count + blocks * together + together)
+        shape = ir.FunctionType(ir.LiteralStructType([double] * count), given)
 
-            def mma(i: int, j: int, part: int, p: list, q: list):
-                at = [((i + block) * len(columns) + j) * 2 + e for block in range(blocks) for e in range(2)]
-                slots = [slot(builder, target, width * place + part) for place in at]
-                found = builder.asm(shape, text, constraints, [*map(builder.load, slots), *p, *q], side_effect=True)
-                for e, where in enumerate(slots):
-                    builder.store(builder.extract_value(found, e), where)
+        def mma(i: int, j: int, part: int, p: list, q: list):
+            at = [((i + block) * len(columns) + j) * 2 + e for block in range(blocks) for e in range(2)]
+            slots = [slot(builder, sums, width * place + part) for place in at]
+            found = builder.asm(shape, text, constraints, [*map(builder.load, slots), *p, *q], side_effect=True)
+            for e, where in enumerate(slots):
+                builder.store(builder.extract_value(found, e), where)
 
-            for unit in range(depth // (4 * left.each)):
-                # The four lanes of a group read four accesses side by side.
-                x, y = left.unit(4 * unit), right.unit(4 * unit)
-                for k in range(0, left.each, steps):
-                    for i in range(0, len(rows), blocks):
-                        p = [x[k + step][i + block] for step in range(steps) for block in range(blocks)]
-                        real = [one[0] for one in p]
-                        for j in range(len(columns)):
-                            q = [y[k + step][j] for step in range(steps)]
-                            mma(i, j, 0, real, [one[0] for one in q])
-                            if is_complex:
-                                mma(i, j, 1, real, [one[1] for one in q])
-                        if not is_complex:
-                            continue
-                        imaginary = [one[1] for one in p]
-                        minus = [_negative(builder, one) for one in imaginary]
-                        for j in range(len(columns)):
-                            q = [y[k + step][j] for step in range(steps)]
-                            mma(i, j, 0, minus, [one[1] for one in q])
-                            mma(i, j, 1, imaginary, [one[0] for one in q])
-            return context.get_dummy_value()
+        for k in range(0, each, together):
+            for i in range(0, len(rows), blocks):
+                p = [x[k + step][i + block] for step in range(together) for block in range(blocks)]
+                real = [one[0] for one in p]
+                for j in range(len(columns)):
+                    q = [y[k + step][j] for step in range(together)]
+                    mma(i, j, 0, real, [one[0] for one in q])
+                    if width == 2:
+                        mma(i, j, 1, real, [one[1] for one in q])
+                if width == 1:
+                    continue
+                imaginary = [one[1] for one in p]
+                minus = [_negative(builder, one) for one in imaginary]
+                for j in range(len(columns)):
+                    q = [y[k + step][j] for step in range(together)]
+                    mma(i, j, 0, minus, [one[1] for one in q])
+                    mma(i, j, 1, imaginary, [one[0] for one in q])
 
-        return types.void(sums, a, b), codegen
-
-    return multiply
+    return _slices(left, right, (each, each), depth // 4, each, compute)
