@@ -45,7 +45,7 @@ class StagedTiling:
     d_wide: bool = False
     small: bool = False  # tiles with half the rows and columns, for results with few of them
     stages: int = 4
-    shape: tuple[int, int] = (16, 16)  # threads down and across a block's tile, for fused operations
+    shape: tuple[int, int] = (16, 8)  # threads down and across a block's tile, for fused operations
     share: tuple[int, int] | None = None  # rows and columns of a thread's sums; None: what `small` says
     blocks: int | None = None  # on a multiprocessor, that registers are kept free for
     tall: bool = False  # products of 16 rows in double precision, which sm_90 has
@@ -147,7 +147,13 @@ class StagedTiling:
     @property
     def launch_bounds(self) -> tuple[int, int]:
         """Threads of a block, and blocks on a multiprocessor that registers are kept free for."""
-        return self.threads, self.blocks or (1 if self.on_tensor_cores and not self.small else 2)
+        if self.blocks is not None:
+            return self.threads, self.blocks
+        if self.on_tensor_cores:
+            return self.threads, 2 if self.small else 1
+        # Steps of both operands are read four at a time if both are along, which takes more registers.
+        crowded = self.dtype == "float32" and self.a.along and self.b.along
+        return self.threads, 5 if self.small else 2 if crowded else 3
 
     def result_columns(self) -> tuple[int, ...]:
         """Columns of the result that a thread holds, from its first one."""

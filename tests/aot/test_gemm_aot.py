@@ -65,8 +65,8 @@ def test_some_integers_take_the_portable_loop():
 
 @pytest.mark.parametrize(
     ("dtype", "target", "operation", "least"),
-    [("float32", "sm_90", "FFMA", 1024), ("complex64", "sm_90", "FFMA", 1024), ("float64", "sm_90", "DMMA.16x8x8", 16),
-     ("complex128", "sm_90", "DMMA.16x8x4", 32), ("float64", "sm_80", "DMMA", 64)],
+    [("float32", "sm_90", "FFMA", 1024), ("complex64", "sm_90", "FFMA", 1024), ("float64", "sm_90", "DMMA.16x8x8", 32),
+     ("complex128", "sm_90", "DMMA.16x8x4", 64), ("float64", "sm_80", "DMMA", 128)],
 )  # fmt: skip
 def test_slices_copied_ahead(dtype, target, operation, least):
     """Asynchronous copies and reads of 16 bytes, one barrier for a slice, nothing spilled between the products."""
@@ -80,10 +80,12 @@ def test_slices_copied_ahead(dtype, target, operation, least):
         image = devkernels.compile(gemm_kernels.staged_kernel(plan.spec, tiling, ()), signature, target)
         sass = Sass(image)
         assert sass.count(operation) >= least
-        assert sass.count("LDGSTS.E.BYPASS.128") == sass.count("LDGSTS") > 0
+        copies = {name: number for name, number in sass.counts.items() if name.startswith("LDGSTS")}
+        assert copies
+        assert all(".128" in name for name in copies)
         assert sass.count("LDS.128") >= 8
         assert sass.between(operation, r"\b(LDL|STL)\b") == 0
-        assert image.registers * staged.THREADS * tiling.launch_bounds[1] <= 65536
+        assert image.registers * tiling.threads * tiling.launch_bounds[1] <= 65536
         assert tiling.shared_bytes * tiling.launch_bounds[1] <= 228 * 1024 - 2048
 
 
