@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import os
 import re
-import tempfile
 import threading
 import time
 import warnings
@@ -113,7 +112,9 @@ def put(kind: str, key: str, data: bytes) -> None:
     try:
         path = _path(kind, key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, aside = tempfile.mkstemp(prefix=".aside-", dir=path.parent)
+        aside = path.parent / f".aside-{os.getpid()}-{os.urandom(8).hex()}"
+        # not tempfile.mkstemp, whose files nobody else may read: many users may share a cache
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(_MAGIC + _checksum(kind, key, data) + data)

@@ -5,6 +5,7 @@ import random
 import secrets
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -230,15 +231,57 @@ def test_full_disk_leaves_no_partial_file(monkeypatch, own_folder):
     assert [p.name for p in (own_folder / "v1" / "test").iterdir() if not p.name.endswith(".lock")] == []
 
 
-def test_read_only_folder_can_still_be_read(own_folder):
-    cache.put("test", "k", b"data")
-    folder = own_folder / "v1" / "test"
-    folder.chmod(0o500)
+IN_A_PROCESS_OF_ITS_OWN = """
+import os, resource, sys, warnings
+import filelock
+from devkernels import cache
+if sys.argv[1] == "read-only":
+    if os.getuid() == 0:  # who may write anywhere
+        os.setgid(65534)
+        os.setuid(65534)
+else:  # a disk that takes a thousand bytes and no more
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    kept = cache.get("test", "before")
+    for key in ("one", "two"):
+        assert cache.get_or_build("test", key, lambda: b"x" * 5000) == b"x" * 5000
+        assert cache.get_or_build("test", key, lambda: 1 / 0) == b"x" * 5000  # in memory
+assert kept == b"data", kept
+assert [str(one.category.__name__) for one in seen] == ["DevkernelsWarning"], [str(one.message) for one in seen]
+assert "DEVKERNELS_CACHE_DIR" in str(seen[0].message)
+print(cache.counts("test")["write_failures"])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs user ids and limits of POSIX")
+@pytest.mark.parametrize("disk", ["read-only", "full"])
+def test_a_disk_that_takes_nothing_is_read_and_told_once(monkeypatch, disk):
+    with tempfile.TemporaryDirectory() as place:  # not pytest's folder, which others may not enter
+        folder = os.path.join(place, "cache")
+        monkeypatch.setenv("DEVKERNELS_CACHE_DIR", folder)
+        cache.put("test", "before", b"data")
+        os.chmod(place, 0o755)
+        os.chmod(os.path.join(folder, "v1", "test"), 0o555 if disk == "read-only" else 0o755)
+        result = subprocess.run(
+            [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN, disk],
+            env=os.environ | {"PYTHONPATH": ":".join(sys.path), "DEVKERNELS_QUIET": "1"},
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert result.stdout == "2\n", result.stderr
+        left = sorted(os.listdir(os.path.join(folder, "v1", "test")))
+        assert [name for name in left if not name.endswith(".lock")] == ["before.bin"]
+        os.chmod(os.path.join(folder, "v1", "test"), 0o755)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs permissions of POSIX")
+def test_others_may_read_what_the_umask_lets_them():
+    before = os.umask(0o022)
     try:
-        cache.forget()
-        assert cache.get_or_build("test", "k", never) == b"data"
+        cache.put("test", "k", b"data")
     finally:
-        folder.chmod(0o700)
+        os.umask(before)
+    assert entry("test", "k").stat().st_mode & 0o777 == 0o644
 
 
 def test_importing_it_imports_no_heavy_library():
