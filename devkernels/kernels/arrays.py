@@ -138,6 +138,20 @@ def check_result(out: Any, seen: Described, shape: tuple[int, ...], dtype: str, 
     return mine
 
 
+def check_extra(extra: Any, wanted: bool, seen: Described, spec: object) -> dict[str, Any]:
+    """The flat array that the caller's functions take besides, by its name, or nothing; raise where it does not fit."""
+    if (extra is None) is wanted:
+        raise ArgumentError(
+            "the prologue or epilogue takes an array: pass extra=." if wanted
+            else "extra is for a prologue or epilogue that takes it as its last argument; there is none.", spec=spec,
+        )  # fmt: skip
+    if extra is None:
+        return {}
+    mine = describe(extra, "extra")
+    check_same_device(seen, mine, ("x", "extra"))
+    return {"extra": cast(extra, mine.dtype).reshape(-1)}
+
+
 def overlap(first: Described, second: Described) -> bool:
     """Whether the memory spans of two arrays intersect without being the same array."""
     if (first.pointer, first.shape, first.strides) == (second.pointer, second.shape, second.strides):

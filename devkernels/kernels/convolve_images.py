@@ -70,7 +70,7 @@ def _spoil(fft: BlockFFT) -> Callable:
 def rows_forward_kernel(
     fft: BlockFFT, dtype: str, pairs: bool = False, wraps: bool = False, prologue: Callable | None = None
 ):
-    """Kernel ``f(x, work, marks, images, groups, image_rows, image_columns, page_rows, lead_y, lead_x)``.
+    """Kernel ``f(x, work, marks, images, groups, image_rows, image_columns, page_rows, lead_y, lead_x, extra)``.
 
     Grid (chunks of rows, pages). With `pairs` two real images make one plate. With `wraps` row r of a page is row
     ``r - lead_y`` of the image and its sample c sample ``c - lead_x``, those before the first counted from the end.
@@ -86,7 +86,7 @@ def rows_forward_kernel(
     elements, number, size = fft.elements_per_thread, fft.dtype, fft.size
     step, zero = 2 if pairs else 1, fft.dtype.type(0)
 
-    def transform_rows(x, work, marks, images, groups, image_rows, image_columns, page_rows, lead_y, lead_x):
+    def transform_rows(x, work, marks, images, groups, image_rows, image_columns, page_rows, lead_y, lead_x, extra):
         data = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
         thread, row = here()
@@ -105,7 +105,7 @@ def rows_forward_kernel(
         first(data, x, base, column, width)
         if wraps:
             around(data, x, base + image_columns, column + image_columns, width if column < 0 else 0)
-        before(data, (image, source), column, width)
+        before(data, (image, source), column, width, extra)
         if pairs:
             other = image + groups
             width = width if other < images else 0
@@ -113,7 +113,7 @@ def rows_forward_kernel(
             second(data, x, base, column, width)
             if wraps:
                 around_second(data, x, base + image_columns, column + image_columns, width if column < 0 else 0)
-            before_second(data, (other, source), column, width)
+            before_second(data, (other, source), column, width, extra)
             separate(data, marks, page * np.int64(cuda.gridDim.x) + np.int64(cuda.blockIdx.x))
         forward(data, shared)
         if live:
@@ -184,7 +184,7 @@ def columns_kernel(fft: BlockFFT, width: int, backwards: bool = True):
 
 @lazy_kernel
 def rows_inverse_kernel(fft: BlockFFT, dtype: str, pairs: bool = False, epilogue: Callable | None = None):
-    """Kernel ``f(work, out, marks, images, groups, out_rows, out_columns, page_rows, start, chunks)``.
+    """Kernel ``f(work, out, marks, images, groups, out_rows, out_columns, page_rows, start, chunks, extra)``.
 
     The grid is as in the forward one, which had `chunks` blocks for each page.
     """
@@ -197,7 +197,7 @@ def rows_inverse_kernel(fft: BlockFFT, dtype: str, pairs: bool = False, epilogue
     ends = ("real", "imag") if real else ("both", "both")
     after, after_second = (each_sample(fft, epilogue, part, 1, False, True) for part in ends)
 
-    def finish_rows(work, out, marks, images, groups, out_rows, out_columns, page_rows, start, chunks):
+    def finish_rows(work, out, marks, images, groups, out_rows, out_columns, page_rows, start, chunks, extra):
         data = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
         thread, row = here()
@@ -209,11 +209,11 @@ def rows_inverse_kernel(fft: BlockFFT, dtype: str, pairs: bool = False, epilogue
             spoil(data, marks, page * chunks, chunks)
         if row < out_rows:
             column = thread - start
-            after(data, (image, row), column, out_columns)
+            after(data, (image, row), column, out_columns, extra)
             first(data, out, (image * out_rows + row) * out_columns + column, column, out_columns)
             other = image + groups
             if pairs and other < images:
-                after_second(data, (other, row), column, out_columns)
+                after_second(data, (other, row), column, out_columns, extra)
                 second(data, out, (other * out_rows + row) * out_columns + column, column, out_columns)
 
     return finish(fft, finish_rows)

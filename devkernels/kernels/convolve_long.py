@@ -118,7 +118,7 @@ class FourStep:
                 some = min(65535, count - first)
                 span = slice(first * plan.size, (first + some) * plan.size)
                 self._forward_filter[self._grid(columns, self.width, some)](
-                    h, spectra[span], *turns.values(), first, 1, 1, count, plan.taps, 0, 0
+                    h, spectra[span], *turns.values(), first, 1, 1, count, plan.taps, 0, 0, 0
                 )
                 self._spectrum[self._grid(rows, plan.columns, some)](spectra[span])
 
@@ -140,39 +140,40 @@ class FourStep:
         fit = max(1, WORK_BYTES // (self.plan.size * self.rows.dtype.itemsize))
         return min(rows * self.plan.segments, fit, 65535)
 
-    def launch(self, x: Any, spectra: tuple, out: Any, rule: Broadcast) -> None:
-        """Convolve flat `x` into flat `out`."""
+    def launch(self, x: Any, spectra: tuple, out: Any, rule: Broadcast, extra: dict) -> None:
+        """Convolve flat `x` into flat `out`; `extra` may hold an array of that name for the caller's functions."""
         plan, columns, rows = self.plan, self.columns, self.rows
         plates, at_once = rule.rows * plan.segments, self._under_way(rule.rows)
         work = arrays.temporary(self.kept, x, (at_once * plan.size,), rows.dtype.name)
 
-        def run(x, spectra, element_turns, thread_turns, work, out):
+        def run(x, spectra, element_turns, thread_turns, work, out, extra=0):
             turns = element_turns, thread_turns
             for plate in range(0, plates, at_once):
                 some = min(at_once, plates - plate)
                 along = self._grid(columns, self.width, some)
                 (chunks, _), *block = self._grid(rows, plan.columns, some)
                 self._forward[along](
-                    x, work, *turns, plate, plan.segments, rule.x_inner, rule.x_rows, plan.length, plan.begin, plan.hop
-                )
+                    x, work, *turns, plate, plan.segments, rule.x_inner, rule.x_rows, plan.length, plan.begin, plan.hop,
+                    extra,
+                )  # fmt: skip
                 self._middle[((some, chunks) if self._across else (chunks, some), *block)](
                     work, spectra, plate, plan.segments, rule.inner, rule.groups
                 )
-                self._inverse[along](work, out, *turns, plate, plan.segments, plan.lead, plan.hop, plan.window)
+                self._inverse[along](work, out, *turns, plate, plan.segments, plan.lead, plan.hop, plan.window, extra)
 
         names = ("spectra", "element_turns", "thread_turns")
         named = dict(zip(names, spectra, strict=True))
-        arrays.run_where_kernels_live({"x": x, **named, "work": work, "out": out}, run, ("work", "out"))
+        arrays.run_where_kernels_live({"x": x, **named, **extra, "work": work, "out": out}, run, ("work", "out"))
 
     def image_sources(self, name: str, notes: dict) -> dict[str, tuple]:
         """Kernels for ``devkernels build``."""
         number, real = self.rows.dtype.name, self.dtype
         kinds = {
-            "columns": (self._forward, (real, *(number,) * 3), 7),
-            "filter_columns": (self._forward_filter, (real, *(number,) * 3), 7),
+            "columns": (self._forward, (real, *(number,) * 3), 8),
+            "filter_columns": (self._forward_filter, (real, *(number,) * 3), 8),
             "filter_rows": (self._spectrum, (number,), 0),
             "rows": (self._middle, (number,) * 2, 4),
-            "columns_back": (self._inverse, (number, real, number, number), 5),
+            "columns_back": (self._inverse, (number, real, number, number), 6),
         }
         return {
             f"{name}_{kind}": (kernel, f"void({', '.join([f'{t}[::1]' for t in types] + ['int64'] * integers)})", notes)

@@ -39,17 +39,17 @@ def _halves(dtype: str, halves: bool) -> tuple[str, ...]:
 
 
 def _reader(fft: BlockFFT, pitch: int, dtype: str, part: str, wraps: bool, prologue: Callable | None) -> Callable:
-    """Device function ``f(data, x, row, base, position, length)``: one part of a thread's share of a segment."""
+    """Device function ``f(data, x, row, base, position, length, extra)``: one part of a thread's share of a segment."""
     offsets = tuple(offset * pitch for offset in fft.offsets)
     load = emit.gather(emit.Move(offsets, fft.dtype.name, dtype, part, masked=True))
     again = emit.gather(emit.Move(offsets, fft.dtype.name, dtype, part, masked=True, keep=True))
     before = each_sample(fft, prologue, part, pitch, wraps)
 
-    def read(data, x, row, base, position, length):
+    def read(data, x, row, base, position, length, extra):
         load(data, x, base + position, position, length)
         if wraps:
             again(data, x, base + position + length, position + length, length)
-        before(data, row, position, length)
+        before(data, row, position, length, extra)
 
     return device_function(read)
 
@@ -78,8 +78,9 @@ def _turn(fft: BlockFFT, pitch: int, back: bool = False) -> Callable:
 def columns_forward_kernel(
     fft: BlockFFT, pitch: int, dtype: str, halves: bool, wraps: bool, prologue: Callable | None = None
 ):
-    """Kernel ``f(x, work, *turns, plate, segments, x_inner, x_rows, length, begin, hop)``, grid (chunks, plates).
+    """Kernel ``f(x, work, *turns, plate, segments, x_inner, x_rows, length, begin, hop, extra)``.
 
+    The grid is (chunks of columns, plates).
     Segment s of a row starts at its sample ``begin + s hop``; samples outside of the row are zero, or with `wraps`
     those before it are the last ones.
     """
@@ -91,7 +92,9 @@ def columns_forward_kernel(
     forward, here, turn, points = fft.forward, line_of(fft), _turn(fft, pitch), fft.size * pitch
     elements, number = fft.elements_per_thread, fft.dtype
 
-    def transform_columns(x, work, element_turns, thread_turns, plate, segments, x_inner, x_rows, length, begin, hop):
+    def transform_columns(
+        x, work, element_turns, thread_turns, plate, segments, x_inner, x_rows, length, begin, hop, extra
+    ):
         data = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
         thread, column = here()
@@ -103,9 +106,9 @@ def columns_forward_kernel(
         row = np.int64(_u(plate + page) // _u(segments))
         base = np.int64(_u(row) // _u(x_inner) % _u(x_rows)) * length
         position = begin + segment * hop + place
-        first(data, x, row, base, position, length)
+        first(data, x, row, base, position, length, extra)
         if two:
-            second(data, x, row, base, position + points, length)
+            second(data, x, row, base, position + points, length, extra)
         forward(data, shared)
         turn(data, element_turns, thread_turns, column, thread)
         if live:
@@ -171,7 +174,7 @@ def rows_spectrum_kernel(fft: BlockFFT, height: int):
 
 @lazy_kernel
 def columns_inverse_kernel(fft: BlockFFT, pitch: int, dtype: str, halves: bool, epilogue: Callable | None = None):
-    """Kernel ``f(work, out, *turns, plate, segments, lead, hop, window)``: grid as in the forward one.
+    """Kernel ``f(work, out, *turns, plate, segments, lead, hop, window, extra)``: grid as in the forward one.
 
     Samples ``lead ... lead + hop`` of a segment's transform are samples ``s hop ...`` of the output's row.
     """
@@ -186,7 +189,7 @@ def columns_inverse_kernel(fft: BlockFFT, pitch: int, dtype: str, halves: bool, 
     inverse, here, turn, points = fft.inverse, line_of(fft), _turn(fft, pitch, back=True), fft.size * pitch
     elements, number = fft.elements_per_thread, fft.dtype
 
-    def finish_columns(work, out, element_turns, thread_turns, plate, segments, lead, hop, window):
+    def finish_columns(work, out, element_turns, thread_turns, plate, segments, lead, hop, window, extra):
         data = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
         thread, column = here()
@@ -203,10 +206,10 @@ def columns_inverse_kernel(fft: BlockFFT, pitch: int, dtype: str, halves: bool, 
             limit = min(hop, window - done)
             base = row * window + done
             sample = place - lead
-            after(data, row, sample + done, min(window, done + hop))
+            after(data, row, sample + done, min(window, done + hop), extra)
             first(data, out, base + sample, sample, limit)
             if two:
-                after_second(data, row, sample + points + done, min(window, done + hop))
+                after_second(data, row, sample + points + done, min(window, done + hop), extra)
                 second(data, out, base + sample + points, sample + points, limit)
 
     return finish(fft, finish_columns)

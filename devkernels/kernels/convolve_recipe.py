@@ -25,13 +25,13 @@ class Recipe:
     bytes: tuple[int, int]  # of the rows and of the result
     kept: list  # what a CUDA graph that is captured must not lose
 
-    def run(self, x: Any, h: Any, spectra: Any, out: Any) -> Any:
+    def run(self, x: Any, h: Any, spectra: Any, out: Any, extra: Any) -> Any:
         """Do the call for arrays with the recipe's fingerprints."""
         result = arrays.empty(x, self.shape, self.dtype) if out is None else out
         parts = spectra.data if h is None else self._transform(h)
-        flat, y = x.reshape(-1), result.reshape(-1)
+        flat, y, more = x.reshape(-1), result.reshape(-1), 0 if extra is None else extra.reshape(-1)
         for (launch, numbers), part in zip(self.rows, parts, strict=True):
-            launch(flat, part, y, *numbers)
+            launch(flat, part, y, *numbers, more)
         return result
 
     def _transform(self, h: Any) -> list:
@@ -69,10 +69,10 @@ def _address(array: Any) -> int:
     return array.data_ptr() if hasattr(array, "data_ptr") else array.data.ptr
 
 
-def key_of(x: Any, h: Any, spectra: Any, out: Any) -> tuple | None:
+def key_of(x: Any, h: Any, spectra: Any, out: Any, extra: Any = None) -> tuple | None:
     """What the checks of a call depend on, or None if its arrays must be looked at in full."""
     marks = []
-    for array in (x, h, out):
+    for array in (x, h, out, extra):
         if array is None:
             marks.append(None)
             continue

@@ -6,6 +6,7 @@ objects over flat arrays.
 A launch is a grid (chunks, groups): a group is one filter, a chunk `ffts_per_block` transforms that use it. Member m
 of group g is output row ``(m // inner * groups + g) * inner + m % inner``: one filter for all rows is inner = rows,
 groups = 1; one per channel of (batch, channels, length) is inner = 1, groups = channels; both cost no division.
+The last argument, `extra`, is an array for the caller's functions, or a number that nobody reads.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def circular_kernel(fft: BlockFFT, rows: Rows):
     convolve, here = convolved(fft), line_of(fft)
     elements, dtype, size = fft.elements_per_thread, fft.dtype, fft.size
 
-    def convolve_circular(x, spectra, out, members, groups, inner, x_inner, x_rows):
+    def convolve_circular(x, spectra, out, members, groups, inner, x_inner, x_rows, extra):
         data = cuda.local.array(elements, dtype)
         factors = cuda.local.array(elements, dtype)
         shared = cuda.shared.array(0, dtype)
@@ -113,10 +114,10 @@ def circular_kernel(fft: BlockFFT, rows: Rows):
         group = np.int64(cuda.blockIdx.y)
         row = out_row(group, min(member, members - 1), groups, inner)
         load(data, x, x_row(row, x_inner, x_rows) * size + thread)
-        before(data, row, thread, size)
+        before(data, row, thread, size, extra)
         convolve(data, factors, shared, spectra, group * size + thread)
         if member < members:
-            after(data, row, thread, size)
+            after(data, row, thread, size, extra)
             store(data, out, row * size + thread)
 
     return finish(fft, convolve_circular)
@@ -133,7 +134,7 @@ def circular_pair_kernel(fft: BlockFFT, rows: Rows):
     convolve, here = convolved(fft, pairs=True), line_of(fft)
     elements, dtype, size = fft.elements_per_thread, fft.dtype, fft.size
 
-    def convolve_circular_pairs(x, spectra, out, members, groups, inner, x_inner, x_rows):
+    def convolve_circular_pairs(x, spectra, out, members, groups, inner, x_inner, x_rows, extra):
         data = cuda.local.array(elements, dtype)
         factors = cuda.local.array(elements, dtype)
         shared = cuda.shared.array(0, dtype)
@@ -143,14 +144,14 @@ def circular_pair_kernel(fft: BlockFFT, rows: Rows):
         second = out_row(group, min(member + 1, members - 1), groups, inner)
         load_first(data, x, x_row(first, x_inner, x_rows) * size + thread)
         load_second(data, x, x_row(second, x_inner, x_rows) * size + thread)
-        before(data, first, thread, size)
-        before_second(data, second, thread, size)
+        before(data, first, thread, size, extra)
+        before_second(data, second, thread, size, extra)
         convolve(data, factors, shared, spectra, group * size + thread)
         if member < members:
-            after(data, first, thread, size)
+            after(data, first, thread, size, extra)
             store_first(data, out, first * size + thread)
         if member + 1 < members:
-            after_second(data, second, thread, size)
+            after_second(data, second, thread, size, extra)
             store_second(data, out, second * size + thread)
 
     return finish(fft, convolve_circular_pairs)
@@ -172,7 +173,7 @@ def linear_kernel(fft: BlockFFT, rows: Rows, whole: bool, tail: bool):
     convolve, here = convolved(fft), line_of(fft)
     elements, dtype, size = fft.elements_per_thread, fft.dtype, fft.size
 
-    def convolve_linear(x, spectra, out, members, groups, inner, x_inner, x_rows, length, start, window):
+    def convolve_linear(x, spectra, out, members, groups, inner, x_inner, x_rows, length, start, window, extra):
         data = cuda.local.array(elements, dtype)
         factors = cuda.local.array(elements, dtype)
         shared = cuda.shared.array(0, dtype)
@@ -184,18 +185,18 @@ def linear_kernel(fft: BlockFFT, rows: Rows, whole: bool, tail: bool):
             load(data, x, base)
         else:
             load(data, x, base, thread, length)
-        before(data, row, thread, length)
+        before(data, row, thread, length, extra)
         convolve(data, factors, shared, spectra, group * size + thread)
         if member < members:
             if whole:
-                after(data, row, thread, size)
+                after(data, row, thread, size, extra)
                 store(data, out, row * size + thread)
             else:
                 first = thread - start
-                after(data, row, first, window)
+                after(data, row, first, window, extra)
                 store(data, out, row * window + first, first, window)
                 if tail:
-                    after_tail(data, row, first + size, window)
+                    after_tail(data, row, first + size, window, extra)
                     store_tail(data, out, row * window + first + size, first + size, window)
 
     return finish(fft, convolve_linear)
@@ -229,7 +230,7 @@ def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool, adds: bool = False):
     fetch = _fetch(inside, load, wrap, size, wraps)
     fetch_second = _fetch(inside_second, load_second, wrap_second, size, wraps)
 
-    def convolve_overlapping(x, spectra, out, rows, inner, groups, x_inner, x_rows, length, taps, start, window):
+    def convolve_overlapping(x, spectra, out, rows, inner, groups, x_inner, x_rows, length, taps, start, window, extra):
         data = cuda.local.array(elements, dtype)
         factors = cuda.local.array(elements, dtype)
         shared = cuda.shared.array(0, dtype)
@@ -247,19 +248,19 @@ def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool, adds: bool = False):
         done = step * pair * hop
         begin = start + done - (taps - 1)
         fetch(data, x, source * length, begin, length, thread)
-        before(data, row, begin + thread, length)
+        before(data, row, begin + thread, length, extra)
         if real:
             fetch_second(data, x, source * length, begin + hop, length, thread)
-            before_second(data, row, begin + hop + thread, length)
+            before_second(data, row, begin + hop + thread, length, extra)
         convolve(data, factors, shared, spectra, group * size + thread)
         first = thread - (taps - 1)
         if live:
             base, limit = row * window + done + first, max(0, min(hop, window - done))
             left = max(0, min(hop, window - done - hop))
-            after(data, row, done + first, done + limit)
+            after(data, row, done + first, min(window, done + limit), extra)
             store(data, out, base, first, limit)
             if real:
-                after_second(data, row, done + hop + first, done + hop + left)
+                after_second(data, row, done + hop + first, min(window, done + hop + left), extra)
                 store_second(data, out, base + hop, first, left)
 
     return finish(fft, convolve_overlapping)

@@ -5,12 +5,14 @@ in: a `BlockFFT`. out: device functions over a thread's local array; `finish` ma
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import numpy as np
 
 from devkernels.device.inline import device_function
 from devkernels.engine.block_fft import BlockFFT
+from devkernels.errors import SpecError
 from devkernels.launch.jit import kernel
 from devkernels.lazy import cuda
 from devkernels.target import simulating
@@ -69,45 +71,73 @@ def convolved(fft: BlockFFT, load_filter: Callable | None = None, pairs: bool = 
     return device_function(convolve_two)
 
 
+def takes_extra(function: Callable | None, indices: int, name: str) -> bool:
+    """Whether a user's function of (value, *indices) takes an array besides.
+
+    Raises
+    ------
+    SpecError
+        It takes another number of arguments.
+    """
+    if function is None:
+        return False
+    plain = getattr(function, "py_func", None) or getattr(function, "fn", None) or function
+    code = getattr(plain, "__code__", None)
+    count = None if code is None or code.co_flags & inspect.CO_VARARGS else code.co_argcount
+    if count not in (indices + 1, indices + 2):
+        places = "row, position" if indices == 2 else "image, row, column"
+        raise SpecError(f"{name} must be a Python function of (value, {places}) or (value, {places}, extra).")
+    return count == indices + 2
+
+
 def each_sample(
     fft: BlockFFT, function: Callable | None, part: str, pitch: int = 1, wraps: bool = False, image: bool = False
 ) -> Callable:
-    """Device function ``f(data, where, position, length)``: samples through the user's ``f(value, row, position)``.
+    """Device function ``f(data, where, position, length, extra)``: samples through the user's function.
 
-    Slot e holds, in the given part of its complex number, sample ``position + offsets[e] * pitch`` of row `where`.
-    Those outside of the row are left alone, or with `wraps` those before it are the last ones. With `image`, `where` is
-    (image, row) and the user's function takes ``(value, image, row, column)``.
+    That is ``f(value, row, position)``, or with the array `extra` as a fourth argument. Slot e holds, in the given part
+    of its complex number, sample ``position + offsets[e] * pitch`` of row `where`. Those outside of the row are left
+    alone, or with `wraps` those before it are the last ones. With `image`, `where` is (image, row) and the user's
+    function takes ``(value, image, row, column)``, or `extra` besides.
     """
     if function is None:
 
-        def nothing(data, where, position, length):
+        def nothing(data, where, position, length, extra):
             return None
 
         return device_function(nothing)
+    more = takes_extra(function, 3 if image else 2, "function")
     function, elements, step = device_function(function), fft.elements_per_thread, fft.stride * pitch
     scalar = fft.dtype.type
     real = np.float32 if fft.dtype == np.complex64 else np.float64
 
-    def of_row(value, where, place):
+    def of_row(value, where, place, extra):
         return function(value, where, place)
 
-    def of_image(value, where, place):
+    def of_row_and_extra(value, where, place, extra):
+        return function(value, where, place, extra)
+
+    def of_image(value, where, place, extra):
         return function(value, where[0], where[1], place)
 
-    call = device_function(of_image if image else of_row)
+    def of_image_and_extra(value, where, place, extra):
+        return function(value, where[0], where[1], place, extra)
 
-    def apply(data, where, position, length):
+    ways = (of_image, of_image_and_extra) if image else (of_row, of_row_and_extra)
+    call = device_function(ways[more])
+
+    def apply(data, where, position, length, extra):
         for e in range(elements):
             place = position + e * step
             if wraps and place < 0:
                 place += length
             if place >= 0 and place < length:
                 if part == "both":
-                    data[e] = scalar(call(data[e], where, place))
+                    data[e] = scalar(call(data[e], where, place, extra))
                 elif part == "real":
-                    data[e] = complex(real(call(data[e].real, where, place)), data[e].imag)
+                    data[e] = complex(real(call(data[e].real, where, place, extra)), data[e].imag)
                 else:
-                    data[e] = complex(data[e].real, real(call(data[e].imag, where, place)))
+                    data[e] = complex(data[e].real, real(call(data[e].imag, where, place, extra)))
 
     return device_function(apply)
 

@@ -18,6 +18,7 @@ from devkernels.kernels.convolve_batch import Broadcast, broadcast
 from devkernels.kernels.convolve_long import FourStep
 from devkernels.kernels.convolve_plan import RowPlan
 from devkernels.kernels.convolve_recipe import Recipe, Recipes, key_of
+from devkernels.kernels.convolve_steps import takes_extra
 from devkernels.kernels.convolve_views import expanded
 
 _MOST_GRID_Y = 65535
@@ -34,6 +35,8 @@ class FFTConvolve:
     ):  # fmt: skip
         self.plan, self.dtype, self.mode = plan, dtype, mode
         self.prologue, self.epilogue = prologue, epilogue
+        wants = takes_extra(prologue, 2, "prologue"), takes_extra(epilogue, 2, "epilogue")
+        self.takes_extra = any(wants)
         self._passes: dict[Broadcast, list] = {}
         self._recipes = Recipes()
         self.kept: list = []
@@ -122,20 +125,22 @@ class FFTConvolve:
             for kind, (run, _, numbers) in zip(("first", "more"), passes, strict=False):
                 rows = f"{self.dtype}[::1], {number}[::1], {self.dtype}[::1]"
                 suffix = layout if kind == "first" else f"{layout}_more"
-                found[f"{name}_{suffix}"] = (run, f"void({rows}{integers * len(numbers)})", notes)
+                found[f"{name}_{suffix}"] = (run, f"void({rows}{integers * (len(numbers) + 1)})", notes)
         return found
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
-    def __call__(self, x: Any, h: Any = None, *, spectra: Any = None, out: Any = None, stream: Any = None) -> Any:
-        """Convolve x with h, or with filters transformed by `prepare`."""
+    def __call__(
+        self, x: Any, h: Any = None, *, spectra: Any = None, out: Any = None, stream: Any = None, extra: Any = None
+    ) -> Any:
+        """Convolve x with h, or with filters transformed by `prepare`; `extra` is for the prologue and epilogue."""
         if stream is not None:
             with arrays.on_stream(x, stream):
-                return self(x, h, spectra=spectra, out=out)
-        key = key_of(x, h, spectra, out) if (h is None) != (spectra is None) else None
+                return self(x, h, spectra=spectra, out=out, extra=extra)
+        key = key_of(x, h, spectra, out, extra) if (h is None) != (spectra is None) else None
         recipe = self._recipes.find(key, x, out)
         if recipe is not None:
-            return recipe.run(x, h, spectra, out)
+            return recipe.run(x, h, spectra, out, extra)
         seen = arrays.describe(x, "x", gradients=True)
         if seen.dtype != self.dtype:
             raise ArgumentTypeError(f"x has dtype {seen.dtype}; this convolution was made for {self.dtype}.", spec=self)
@@ -148,6 +153,7 @@ class FFTConvolve:
             h_batch = tuple(h.shape[:-1])
         else:
             h_batch = spectra.batch
+        given = arrays.check_extra(extra, self.takes_extra, seen, self)
         if h is None:
             arrays.describe(x, "x")  # refuses a tensor whose gradient would get lost: it needs h
         rule, expand_x, expand_h = broadcast(seen.shape[:-1], h_batch)
@@ -167,7 +173,7 @@ class FFTConvolve:
             return result
         data = self.prepare(h).data if spectra is None else spectra.data
         rows = arrays.cast(x, self.dtype).reshape(-1)
-        self._launch(rows, data, result.reshape(-1), rule)
+        self._launch(rows, data, result.reshape(-1), rule, given)
         if key is not None and self._long is None and not (expand_x or expand_h):
             self._remember(key, seen, shape, math.prod(h_batch) if h is not None else None, rule)
         return result
@@ -206,18 +212,18 @@ class FFTConvolve:
             (run[grid, fft.block_dim, 0, fft.shared_memory_size], numbers) for run, grid, numbers in self._passes[rule]
         ]
 
-    def _launch(self, x: Any, spectra: tuple, out: Any, rule: Broadcast) -> None:
+    def _launch(self, x: Any, spectra: tuple, out: Any, rule: Broadcast, extra: dict) -> None:
         if self._long is not None:
-            self._long.launch(x, spectra, out, rule)
+            self._long.launch(x, spectra, out, rule, extra)
             return
         launches = self._launches(rule)
 
-        def launch(x, out, **spectra):
+        def launch(x, out, extra=0, **spectra):
             for (run, numbers), part in zip(launches, spectra.values(), strict=True):
-                run(x, part, out, *numbers)
+                run(x, part, out, *numbers, extra)
 
         named = {f"spectra_{number}": part for number, part in enumerate(spectra)}
-        arrays.run_where_kernels_live({"x": x, **named, "out": out}, launch, ("out",))
+        arrays.run_where_kernels_live({"x": x, **named, **extra, "out": out}, launch, ("out",))
 
     def _kind(self, rule: Broadcast) -> convolve_rows.Rows:
         return convolve_rows.Rows(self.dtype, rule.layout, rule.repeats, self.prologue, self.epilogue)

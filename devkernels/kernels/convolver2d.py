@@ -20,6 +20,7 @@ from devkernels.kernels.convolve_long import columns_fft
 from devkernels.kernels.convolve_plan import COMPUTE
 from devkernels.kernels.convolve_plan2d import AxisPlan
 from devkernels.kernels.convolve_recipe import Recipes, key_of
+from devkernels.kernels.convolve_steps import takes_extra
 from devkernels.kernels.convolve_views import expanded
 
 _MOST_GRID_Y = 65535
@@ -63,6 +64,8 @@ class FFTConvolve2D:
     ):  # fmt: skip
         self.plans, self.dtype, self.mode = plans, dtype, mode
         self.prologue, self.epilogue = prologue, epilogue
+        wants = takes_extra(prologue, 3, "prologue"), takes_extra(epilogue, 3, "epilogue")
+        self.takes_extra = any(wants)
         precision, (y, x) = COMPUTE[dtype], plans
         self.shape, self.taps, self.out_shape = (y.length, x.length), (y.taps, x.taps), (y.window, x.window)
         self.rows: BlockFFT = block_fft(x.size, precision)
@@ -112,7 +115,7 @@ class FFTConvolve2D:
                 some = min(_MOST_GRID_Y, count - start)
                 part = spectra[start * y.size * x.size : (start + some) * y.size * x.size]
                 taps = h[start * y.taps * x.taps : (start + some) * y.taps * x.taps]
-                first[self._grid(self.rows, y.taps, some)](taps, part, marks, some, 1, *self.taps, y.size, 0, 0)
+                first[self._grid(self.rows, y.taps, some)](taps, part, marks, some, 1, *self.taps, y.size, 0, 0, 0)
                 second[self._grid(self.columns, x.size, some)](part, y.taps)
 
         arrays.run_where_kernels_live(
@@ -132,17 +135,23 @@ class FFTConvolve2D:
 
     # -- images --------------------------------------------------------------------------------------------------------
 
-    def __call__(self, x: Any, h: Any = None, *, spectra: Any = None, out: Any = None, stream: Any = None) -> Any:
-        """Convolve images x (..., rows, columns) with filters whose leading axes broadcast with those of x."""
+    def __call__(
+        self, x: Any, h: Any = None, *, spectra: Any = None, out: Any = None, stream: Any = None, extra: Any = None
+    ) -> Any:
+        """Convolve images x (..., rows, columns) with filters whose leading axes broadcast with those of x.
+
+        `extra` is an array for the prologue and epilogue.
+        """
         if stream is not None:
             with arrays.on_stream(x, stream):
-                return self(x, h, spectra=spectra, out=out)
-        key = key_of(x, None, None, out) if h is None and spectra is not None else None
+                return self(x, h, spectra=spectra, out=out, extra=extra)
+        key = key_of(x, None, None, out, extra) if h is None and spectra is not None else None
         key = key and (*key, spectra[0])
         recipe = self._recipes.find(key, x, out)
         if recipe is not None:
             result = arrays.empty(x, recipe.shape, self.dtype) if out is None else out
-            self._run(recipe.steps, x.reshape(-1), spectra[1], *self._areas(recipe.steps, x), result.reshape(-1))
+            areas, more = self._areas(recipe.steps, x), 0 if extra is None else extra.reshape(-1)
+            self._run(recipe.steps, x.reshape(-1), spectra[1], *areas, result.reshape(-1), more)
             return result
         seen = arrays.describe(x, "x", gradients=True)
         if seen.dtype != self.dtype:
@@ -157,6 +166,7 @@ class FFTConvolve2D:
             arrays.check_same_device(seen, filters, ("x", "h"))
             if convolve_autograd.recording(x, h):
                 return convolve_autograd.apply(self, x, h, out)
+        more = arrays.check_extra(extra, self.takes_extra, seen, self)
         if h is None:
             arrays.describe(x, "x")  # refuses a tensor whose gradient would get lost: it needs h
         given = x
@@ -172,8 +182,8 @@ class FFTConvolve2D:
         work, marks = self._areas(steps, x)
         arrays.run_where_kernels_live(
             {"x": arrays.cast(x, self.dtype).reshape(-1), "spectra": data, "work": work, "marks": marks,
-             "out": result.reshape(-1)},
-            lambda x, spectra, work, marks, out: self._run(steps, x, spectra, work, marks, out),
+             "out": result.reshape(-1), **more},
+            lambda x, spectra, work, marks, out, extra=0: self._run(steps, x, spectra, work, marks, out, extra),
             ("work", "marks", "out"),
         )  # fmt: skip
         if key is not None and x is given:
@@ -264,12 +274,12 @@ class FFTConvolve2D:
         return work, arrays.temporary(self.kept, x, (steps.marks,), "int32")
 
     @staticmethod
-    def _run(steps: _Steps, x: Any, spectra: Any, work: Any, marks: Any, out: Any) -> None:
+    def _run(steps: _Steps, x: Any, spectra: Any, work: Any, marks: Any, out: Any, extra: Any) -> None:
         for (begin, into), first, numbers, middle, middle_numbers, last, last_numbers in steps.parts:
             there, back = (x[begin:], out[into:]) if begin else (x, out)
-            first(there, work, marks, *numbers)
+            first(there, work, marks, *numbers, extra)
             middle(work, spectra, *middle_numbers)
-            last(work, back, marks, *last_numbers)
+            last(work, back, marks, *last_numbers, extra)
 
     def image_sources(self) -> dict[str, tuple]:
         """Kernels for ``devkernels build``: of filters (two), rows, columns with the filter, rows."""
@@ -278,11 +288,11 @@ class FFTConvolve2D:
         notes = {"shape": list(self.shape), "taps": list(self.taps), "mode": self.mode, "dtype": self.dtype,
                  "transform": [plan.size for plan in self.plans]}  # fmt: skip
         kinds = {
-            "filter_rows": (self._filter_kernels[0], (real, number, mark), 7),
+            "filter_rows": (self._filter_kernels[0], (real, number, mark), 8),
             "filter_columns": (self._filter_kernels[1], (number,), 1),
-            "rows": (self._kernels[0], (real, number, mark), 7),
+            "rows": (self._kernels[0], (real, number, mark), 8),
             "columns": (self._kernels[1], (number, number), 5),
-            "rows_back": (self._kernels[2], (number, real, mark), 7),
+            "rows_back": (self._kernels[2], (number, real, mark), 8),
         }
         return {
             f"{name}_{kind}": (kernel, f"void({', '.join([f'{t}[::1]' for t in types] + ['int64'] * integers)})", notes)

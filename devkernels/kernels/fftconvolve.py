@@ -60,14 +60,16 @@ def make_fftconvolve(
     prologue, epilogue : callable, optional
         Device functions ``f(value, row, position)`` applied to each sample on load and on store, inside the kernel: to
         the samples of x (not to the zeros around them) and to those of the result; `row` counts rows of the result.
+        Or ``f(value, row, position, extra)``: `extra` is the flat array of that name that calls are given, of any dtype
+        and length, for gates, scales, residuals; which of its elements to read is the function's business.
     tune : bool
         Measure which plan is fastest on this GPU, once, and keep it (see `block_fft`).
 
     Returns
     -------
     FFTConvolve
-        ``f(x, h, out=None, stream=None)`` with x (..., length), h (..., taps), leading axes broadcast. To transform
-        filters once, ``s = f.prepare(h)`` and then ``f(x, spectra=s)``.
+        ``f(x, h, out=None, stream=None, extra=None)`` with x (..., length), h (..., taps), leading axes broadcast. To
+        transform filters once, ``s = f.prepare(h)`` and then ``f(x, spectra=s)``.
 
     Raises
     ------

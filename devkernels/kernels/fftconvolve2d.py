@@ -40,13 +40,14 @@ def make_fftconvolve2d(
         As in `make_fftconvolve`, along both axes.
     prologue, epilogue : callable, optional
         Device functions ``f(value, image, row, column)`` applied to each sample on load and on store, inside the
-        kernels; `image` counts images of the result.
+        kernels; `image` counts images of the result. With a fifth argument, `extra`, as in `make_fftconvolve`.
 
     Returns
     -------
     FFTConvolve2D
-        ``f(x, h, out=None, stream=None)``; ``s = f.prepare(h)`` and ``f(x, spectra=s)`` to transform filters once.
-        Leading axes broadcast; one filter for all images, or one for each index of the last batch axes, need no copies.
+        ``f(x, h, out=None, stream=None, extra=None)``; ``s = f.prepare(h)`` and ``f(x, spectra=s)`` to transform
+        filters once. Leading axes broadcast; one filter for all images, or one for each index of the last batch axes,
+        need no copies.
 
     Raises
     ------

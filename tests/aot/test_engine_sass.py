@@ -37,7 +37,7 @@ def circular(size, precision="float32", **knobs):
     fft = block_fft(size, precision, **knobs)
     number = types.complex64 if precision == "float32" else types.complex128
     kernel = convolve_rows.circular_kernel(fft, convolve_rows.Rows(str(number), "one", False))
-    image = kernel.compile(types.void(*[number[::1]] * 3, *[INTEGER] * 5), "sm_90")
+    image = kernel.compile(types.void(*[number[::1]] * 3, *[INTEGER] * 6), "sm_90")
     return fft, image
 
 
@@ -70,7 +70,7 @@ def test_complex64_kernels(size, tmp_path):
 def test_streamed_rows_pass_the_first_cache_by(tmp_path):
     fft = dataclasses.replace(block_fft(64), streamed=True)
     kernel = convolve_rows.circular_kernel(fft, convolve_rows.Rows("complex64", "one", False))
-    image = kernel.compile(types.void(*[types.complex64[::1]] * 3, *[INTEGER] * 5), "sm_90")
+    image = kernel.compile(types.void(*[types.complex64[::1]] * 3, *[INTEGER] * 6), "sm_90")
     counts = instructions(image, tmp_path)
     assert counts["LDG.E.NA.64"] == counts["LDG.E.EL.64"] == counts["STG.E.NA.64"] == fft.elements_per_thread
 
@@ -88,7 +88,7 @@ def test_real_causal_kernel(size, tmp_path):
     fft = block_fft(size, frequency_offset=-0.25, real_input=True)
     kernel = convolve_rows.linear_kernel(fft, convolve_rows.Rows("float32", "channels", False), True, False)
     real, number = types.float32[::1], types.complex64[::1]
-    counts = instructions(kernel.compile(types.void(real, number, real, *[INTEGER] * 8), "sm_90"), tmp_path)
+    counts = instructions(kernel.compile(types.void(real, number, real, *[INTEGER] * 9), "sm_90"), tmp_path)
     assert total(counts, "LDL") == total(counts, "STL") == 0
     rows = ".NA" if fft.streamed else ""
     assert counts[f"STG.E{rows}"] == counts[f"LDG.E{rows}"] == fft.elements_per_thread

@@ -103,3 +103,57 @@ def test_torch_differentiates_through_axes_and_dtypes(rng):
     z = torch.from_numpy(random(rng, (4,), "complex128")).cuda().requires_grad_()
     assert torch.autograd.gradcheck(lambda x, h: devkernels.fftconvolve(x, h, "full", axes=0), (x, h))
     assert torch.autograd.gradcheck(lambda x, z: devkernels.fftconvolve(x, z.conj(), "same", axes=0), (x, z))
+
+
+def gate(value, row, position, extra):
+    return value * extra[row * 500 + position]
+
+
+def residual(value, row, position, extra):
+    return value + extra[row * 500 + position]
+
+
+@pytest.mark.parametrize("library", ["numpy", "cupy", "torch"])
+@pytest.mark.parametrize(
+    ("mode", "method", "dtype"),
+    [("same", None, "float32"), ("same", "overlap", "complex64"), ("circular", None, "float32"),
+     ("circular", None, "complex128"), ("causal", "four-step", "float32"), ("same", "four-step", "complex64"),
+     ("causal", None, "float16")],
+)  # fmt: skip
+def test_functions_that_read_an_array(mode, method, dtype, library, rng):
+    from devkernels.kernels import convolve_plan
+    from devkernels.kernels.convolver import FFTConvolve
+    from tests.convolution_cases import reference
+
+    x, h, v = random(rng, (7, 500), dtype), random(rng, 300, dtype), random(rng, (7, 500), dtype)
+    x, h, v = (a / a.dtype.type(8) for a in (x, h, v))
+    plan = FFTConvolve(convolve_plan.plan_rows(mode, 500, 300, dtype, method), dtype, mode, gate, residual)
+    want = reference(x * v, h, mode) + v
+    if library == "numpy":
+        there, back = lambda a: a, lambda a: a
+    elif library == "cupy":
+        there, back = cupy.asarray, cupy.asnumpy
+    else:
+        torch = pytest.importorskip("torch")
+        there, back = lambda a: torch.from_numpy(a).cuda(), lambda a: a.cpu().numpy()
+    rows, taps, extra = there(x), there(h), there(v)
+    for _ in range(2):  # the second call goes straight to the launches
+        assert relative_error(back(plan(rows, taps, extra=extra)), want) < bound(dtype, 1 << 14)
+    spectra = plan.prepare(taps)
+    assert relative_error(back(plan(rows, spectra=spectra, extra=extra)), want) < bound(dtype, 1 << 14)
+    plan = FFTConvolve(plan.plan, dtype, mode, None, residual)
+    plan(rows, taps, out=extra, extra=extra)  # a residual in place
+    assert relative_error(back(extra), reference(x, h, mode) + v) < bound(dtype, 1 << 14)
+
+
+def test_images_with_functions_that_read_an_array(rng):
+    def weigh(value, image, row, column, extra):
+        return value * extra[(image * 50 + row) * 70 + column]
+
+    x, h, v = random(rng, (5, 50, 70), "float32"), random(rng, (5, 7), "float32"), random(rng, (5, 50, 70), "float32")
+    want = signal.fftconvolve((x * v).astype("float64"), h[None].astype("float64"), "same", (1, 2)) * v
+    plan = devkernels.make_fftconvolve2d((50, 70), (5, 7), "float32", "same", prologue=weigh, epilogue=weigh)
+    spectra = plan.prepare(cupy.asarray(h))
+    for _ in range(2):
+        got = plan(cupy.asarray(x), spectra=spectra, extra=cupy.asarray(v))
+        assert relative_error(got.get(), want) < bound("float32", 1 << 14)

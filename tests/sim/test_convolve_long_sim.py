@@ -90,3 +90,19 @@ def test_nan_stays_in_its_row(small, rng):
     got = small("same", 40, 9, "float32", 32, 8)(x, h)
     assert np.isnan(got[1]).all()
     assert relative_error(got[[0, 2]], reference(x[[0, 2]], h, "same")) < bound("float32", 64)
+
+
+@pytest.mark.parametrize(("mode", "length", "taps"), [("same", 20, 13), ("full", 70, 20)])
+def test_functions_that_read_an_array(mode, length, taps, small, rng):
+    def gate(value, row, position, extra):
+        return value * extra[row * length + position]
+
+    def divide(value, row, position, extra):
+        return value / (2 + extra[position])
+
+    plan = small(mode, length, taps, "float32", 32, 8, prologue=gate, epilogue=divide)
+    x, h = random(rng, (2, length), "float32"), random(rng, taps, "float32")
+    extra = rng.uniform(1, 2, 2 * length + taps).astype("float32")
+    want = reference(x * extra[: 2 * length].reshape(2, -1), h, mode)
+    want = want / (2 + extra[: want.shape[-1]])
+    assert relative_error(plan(x, h, extra=extra), want) < bound("float32", 64)
