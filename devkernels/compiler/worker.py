@@ -30,7 +30,7 @@ def _kernel(_: Callable, payload: bytes) -> tuple[bytes, dict]:
     from devkernels.compiler.kernel import compile_function
 
     image = compile_function(*pickle.loads(payload))
-    return pack([image]), dict(cache._counts)
+    return pack([image]), cache.every_count()
 
 
 def _factories(report: Callable, names: list[str], target: str) -> list:

@@ -12,51 +12,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from devkernels.checks import whole_number
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError, UnsupportedSizeError
 from devkernels.kernels import arrays
+from devkernels.kernels.spectral_checks import (
+    FILTER_COMPLEX,
+    FILTER_REAL,
+    PRECISION,
+    Rows,
+    check_filter,
+    check_out,
+    check_rows,
+    dtype_name,
+)
 from devkernels.kernels.spectral_engine import EngineFilter, engine_filter
 from devkernels.target import Target
 
 if TYPE_CHECKING:
     from devkernels.device.fft import DeviceFFT
     from devkernels.kernels.spectral_transform import TransformFilter
-
-_PRECISION = {"float16": "float16", "complex32": "float16", "float32": "float32", "complex64": "float32",
-              "float64": "float64", "complex128": "float64"}  # fmt: skip
-_FILTER_COMPLEX = {"float16": "complex64", "float32": "complex64", "float64": "complex128"}
-_FILTER_REAL = {"float16": "float32", "float32": "float32", "float64": "float64"}
-
-
-def _dtype_name(dtype: object) -> str:
-    name = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else np.dtype(dtype).name
-    if name not in _PRECISION:
-        raise SpecError(f"dtype={dtype!r} is not supported; use one of {', '.join(_PRECISION)}.")
-    return name
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """How arrays of one dtype are laid out."""
-
-    dtype: str
-
-    @property
-    def stored(self) -> str:
-        """Dtype of the elements in memory: complex32 is pairs of float16."""
-        return "float16" if self.dtype == "complex32" else self.dtype
-
-    @property
-    def tail(self) -> int:
-        """Axes of one row."""
-        return 2 if self.dtype == "complex32" else 1
-
-    @property
-    def real(self) -> bool:
-        """Whether samples are real."""
-        return self.dtype.startswith("float")
 
 
 @dataclass
@@ -90,13 +64,13 @@ class SpectralFilter:
         plan_transforms: Callable[[], TransformFilter],
     ):  # fmt: skip
         self.size, self.dtype, self.points, self.op, self.engine = size, dtype, points, op, engine
-        self._rows, self._plan_transforms = _Rows(dtype), plan_transforms
+        self.layout, self._plan_transforms = Rows(dtype), plan_transforms
         self._recipes: dict[tuple, _Recipe] = {}
 
     @property
     def bins(self) -> int:
         """Values of H: the frequencies of ``numpy.fft.fft``, or of ``rfft`` for real data."""
-        return self.points // 2 + 1 if self._rows.real else self.points
+        return self.points // 2 + 1 if self.layout.real else self.points
 
     @functools.cached_property
     def transforms(self) -> TransformFilter:
@@ -132,9 +106,9 @@ class SpectralFilter:
         bins), and the output, ``kernel[grid, block, stream, shared](x, h, y)``. One thread block does
         ``notes["rows_per_block"]`` rows.
         """
-        x = f"{self._rows.stored}[{':,' * self._rows.tail}::1]"
-        precision = _PRECISION[self.dtype]
-        filters = [None] if self.op is not None else [_FILTER_COMPLEX[precision], _FILTER_REAL[precision]]
+        x = f"{self.layout.stored}[{':,' * self.layout.tail}::1]"
+        precision = PRECISION[self.dtype]
+        filters = [None] if self.op is not None else [FILTER_COMPLEX[precision], FILTER_REAL[precision]]
         found = {} if self.engine is None else self.engine.image_sources(filters, x)
         if self.fft is not None and not (self.engine is not None and self.op is not None):
             found |= self.transforms.image_sources(filters, x)
@@ -149,14 +123,14 @@ class SpectralFilter:
         recipe = None if key is None else self._recipes.get(key)
         if recipe is not None:
             return recipe.run(x, H, out)
-        seen = self._check_rows(x, "x")
-        rows = arrays.as_rows(x, self._rows.tail, "x", copy=True)
-        h = self._check_filter(H, seen)
+        seen = check_rows(self, x, "x")
+        rows = arrays.as_rows(x, self.layout.tail, "x", copy=True)
+        h = check_filter(self, H, seen)
         if out is None:
-            out = arrays.empty(x, seen.shape, self._rows.stored)
+            out = arrays.empty(x, seen.shape, self.layout.stored)
         else:
-            self._check_out(out, seen, H)
-        y = arrays.as_rows(out, self._rows.tail, "out", copy=False)
+            check_out(self, out, seen, H)
+        y = arrays.as_rows(out, self.layout.tail, "out", copy=False)
         launch = self._launch(rows.shape[0], h)
         named = {"x": rows, "y": y} if h is None else {"x": rows, "h": h, "y": y}
         arrays.run_where_kernels_live(named, lambda x, y, h=None: launch(x, h, y), ("y",))
@@ -206,87 +180,7 @@ class SpectralFilter:
         if len(self._recipes) >= 256:
             self._recipes.clear()
         shapes = tuple(rows.shape), None if h is None else tuple(h.shape), seen.shape
-        self._recipes[key] = _Recipe(launch, self._rows.stored, *shapes)
-
-    # -- checks, all before anything is launched or written ------------------------------------------------------------
-
-    def _check_rows(self, x: Any, name: str) -> arrays.Described:
-        seen, rows = arrays.describe(x, name), self._rows
-        if seen.dtype != rows.stored:
-            raise ArgumentTypeError(
-                f"{name} has dtype {seen.dtype}; this filter was made for {self.dtype}"
-                f"{' (float16 with a last axis of 2)' if rows.tail == 2 else ''}: "
-                f"convert {name}, or make a filter for its dtype.",
-                spec=self,
-            )
-        wanted = (self.size, 2) if rows.tail == 2 else (self.size,)
-        if len(seen.shape) < rows.tail or seen.shape[len(seen.shape) - rows.tail :] != wanted:
-            raise ArgumentError(
-                f"{name} has shape {seen.shape}; its last {'axes' if rows.tail == 2 else 'axis'} must be "
-                f"{', '.join(map(str, wanted))}, the size that this filter was made for.",
-                spec=self,
-            )
-        if 0 in seen.shape:
-            raise ArgumentError(f"{name} has shape {seen.shape}: no rows. Pass at least one row.", spec=self)
-        if (seen.shape[-1] > 1 and seen.strides[-1] != seen.itemsize) or (rows.tail == 2 and seen.strides[-2] != 4):
-            raise ArgumentError(
-                f"the last axis of {name} is not contiguous (strides {seen.strides} bytes); pass a contiguous copy, "
-                f"such as numpy.ascontiguousarray({name}) or {name}.contiguous().",
-                spec=self,
-            )
-        word = 4 if rows.tail == 2 else seen.itemsize
-        if seen.pointer % word or any(
-            s % word for n, s in zip(seen.shape[: -rows.tail], seen.strides, strict=False) if n > 1
-        ):
-            raise ArgumentError(
-                f"{name} does not start its rows on a multiple of {word} bytes; pass a copy.", spec=self
-            )
-        return seen
-
-    def _check_filter(self, H: Any, seen: arrays.Described) -> Any:
-        if self.op is not None:
-            if H is not None:
-                raise ArgumentTypeError("this filter was made with a device function; call it without H.", spec=self)
-            return None
-        if H is None or callable(H):
-            raise ArgumentTypeError(
-                "H is missing: pass an array on the frequency grid, or make the filter with op=a device function.",
-                spec=self,
-            )
-        mine = arrays.describe(H, "H")
-        arrays.check_same_device(seen, mine, ("x", "H"))
-        precision = _PRECISION[self.dtype]
-        allowed = {_FILTER_COMPLEX[precision], _FILTER_REAL[precision]}
-        if mine.dtype not in allowed:
-            raise ArgumentTypeError(
-                f"H has dtype {mine.dtype}; for {self.dtype} data it must be {' or '.join(sorted(allowed))}.", spec=self
-            )
-        batch = seen.shape[: len(seen.shape) - self._rows.tail]
-        shapes = [(self.bins,), *([(*batch, self.bins)] if batch else [])]
-        if mine.shape not in shapes:
-            raise ArgumentError(
-                f"H has shape {mine.shape}; it must be {' (one filter for all rows) or '.join(map(str, shapes))}"
-                f"{' (one per row)' if batch else ''}: {self.bins} frequencies of a {self.points}-point transform"
-                f"{' of real data' if self._rows.real else ''}.",
-                spec=self,
-            )
-        return arrays.as_rows(arrays.cast(H, mine.dtype), 1, "H", copy=True)
-
-    def _check_out(self, out: Any, seen: arrays.Described, H: Any) -> None:
-        mine = self._check_rows(out, "out")
-        arrays.check_same_device(seen, mine, ("x", "out"))
-        if mine.shape != seen.shape:
-            raise ArgumentError(f"out has shape {mine.shape}; it must be that of x, {seen.shape}.", spec=self)
-        if arrays.overlap(seen, mine):
-            raise ArgumentError(
-                "out overlaps x in memory; pass x itself (filtering in place) or a separate array.", spec=self
-            )
-        if H is not None and arrays.intersect(arrays.describe(H, "H"), mine):
-            raise ArgumentError(
-                "out overlaps H in memory: rows would be filtered with results; pass a separate array.", spec=self
-            )
-        if mine.library == "numpy" and not out.flags.writeable:
-            raise ArgumentError("out is read-only; pass a writeable array.", spec=self)
+        self._recipes[key] = _Recipe(launch, self.layout.stored, *shapes)
 
 
 def make_spectral_filter(
@@ -334,7 +228,7 @@ def make_spectral_filter(
     SpecError, ArgumentError, ArgumentTypeError, DeviceMismatchError, ResourceError
         Before anything is launched; `out` is then untouched.
     """
-    size, name = whole_number(size, "size"), _dtype_name(dtype)
+    size, name = whole_number(size, "size"), dtype_name(dtype)
     points = size if fft_size is None else whole_number(fft_size, "fft_size")
     if points < size:
         raise SpecError(
@@ -350,7 +244,7 @@ def make_spectral_filter(
     def plan_transforms() -> TransformFilter:
         from devkernels.kernels.spectral_transform import transform_filter
 
-        return transform_filter(size, points, name, _PRECISION[name], op, sm, ffts_per_block, elements_per_thread)
+        return transform_filter(size, points, name, PRECISION[name], op, sm, ffts_per_block, elements_per_thread)
 
     made = SpectralFilter(size, name, points, op, engine, plan_transforms)
     if engine is None:
@@ -385,10 +279,8 @@ def spectral_filter(x: Any, H: Any, *, fft_size: int | None = None, out: Any = N
     seen = arrays.describe(x, "x")
     if not seen.shape:
         raise ArgumentError("x has no axes; pass rows of samples.")
-    if seen.dtype not in _PRECISION or seen.dtype == "complex32":
-        raise ArgumentTypeError(
-            f"x has dtype {seen.dtype}; use {', '.join(n for n in _PRECISION if n != 'complex32')}."
-        )
+    if seen.dtype not in PRECISION or seen.dtype == "complex32":
+        raise ArgumentTypeError(f"x has dtype {seen.dtype}; use {', '.join(n for n in PRECISION if n != 'complex32')}.")
     op = H if callable(H) and not hasattr(H, "shape") else None
     if seen.shape[-1] == 0:
         raise ArgumentError(f"x has shape {seen.shape}: rows without samples.")

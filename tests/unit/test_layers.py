@@ -22,6 +22,7 @@ ROOMS = (
             "tolerance",
             "canonical",
             "cache",
+            "cache_disk",
             "reference",
             "versions",
             "lazy",
