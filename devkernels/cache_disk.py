@@ -11,8 +11,8 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from devkernels import config
 
@@ -26,8 +26,7 @@ class DamagedError(Exception):
     """A file is not what was written; never leaves the cache."""
 
 
-@dataclass(frozen=True)
-class CacheInfo:
+class CacheInfo(NamedTuple):
     """What the disk cache holds: its folder, limit in bytes, and (files, bytes) for each kind."""
 
     folder: Path

@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from devkernels import config
 from devkernels.errors import TargetError
@@ -96,8 +97,7 @@ def driver_version() -> tuple[int, int] | None:
     return version.value // 1000, version.value % 1000 // 10
 
 
-@dataclass(frozen=True)
-class Home:
+class Home(NamedTuple):
     """Where this process's kernels live: `kind` is ``sim``, ``gpu`` or ``aot``; `reason` says who decided."""
 
     kind: str

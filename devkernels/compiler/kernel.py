@@ -118,13 +118,12 @@ def compile_function(
     function: Callable, signature: object, target: Target, options: Options, notes: dict | None = None
 ) -> KernelImage:
     """`compile` with everything decided. Numba is imported only if the image is not in the cache."""
-    from devkernels.compiler import remote
     from devkernels.compiler.signature import resolve
 
     if options.arch_specific and not target.arch_specific:
         target = replace(target, arch_specific=True)
     if targets.simulating():  # its functions are not those that a compiler would see
-        return remote.compile_elsewhere(function, signature, target, options, notes)
+        return _compile_elsewhere(function, signature, target, options, notes)
     resolved = resolve(function, signature)
     key = kernel_key(function, resolved, target, options, notes)
     data = cache.get(KIND, key)
@@ -134,7 +133,7 @@ def compile_function(
 
     own = frontend.architecture()
     if own is not None and own.cc != target.cc:
-        return remote.compile_elsewhere(function, signature, target, options, notes)
+        return _compile_elsewhere(function, signature, target, options, notes)
 
     def build() -> bytes:
         return pack([_build(function, signature, resolved, target, options, notes)])
@@ -142,6 +141,12 @@ def compile_function(
     spec = f"kernel {function.__name__}({resolved}) for {target}"
     with needing_compilers(spec):
         return unpack(cache.get_or_build(KIND, key, build, spec=spec))[0]
+
+
+def _compile_elsewhere(*what: Any) -> KernelImage:
+    from devkernels.compiler import remote  # with what starts processes; what is in the cache needs none of it
+
+    return remote.compile_elsewhere(*what)
 
 
 @contextlib.contextmanager

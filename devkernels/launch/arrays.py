@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from devkernels.errors import ArgumentError, ArgumentTypeError
 from devkernels.launch import driver, streams
@@ -137,8 +136,7 @@ def _numba_writer(words: Any, device: int) -> Callable[[Any, Buffer], None]:
     return write
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """An array, told in plain values; `strides` are bytes, or None for C order."""
 
     pointer: int

@@ -8,7 +8,7 @@ only writes addresses.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from devkernels.compiler import image as images
 from devkernels.compiler.image import Parameter
@@ -16,8 +16,7 @@ from devkernels.compiler.image import Parameter
 _VIEWS = "bBhHiIqQfd?"  # the codes of `struct` that a memoryview can write
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a parameter lies: byte offset of each of its words, and the number of its slot if it is an array."""
 
     offsets: tuple[int, ...]
