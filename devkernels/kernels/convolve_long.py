@@ -18,12 +18,15 @@ from devkernels.engine.plan import BlockPlan
 from devkernels.kernels import arrays
 from devkernels.kernels import convolve_long_kernels as kernels
 from devkernels.kernels.convolve_batch import Broadcast
-from devkernels.kernels.convolve_plan import RowPlan
+from devkernels.kernels.convolve_plan import COMPUTE, RowPlan
 from devkernels.target import Target
 
 WORK_BYTES = 256 << 20
-_LINE = 128  # bytes of a row of memory that a block of columns takes at a time; half as many cost a quarter (measured)
-_SPECTRA_IN_L2 = 16 << 20  # bytes of a filter's spectrum up to which the L2 cache keeps it beside the rows
+_SPECTRA_IN_L2 = 12 << 20  # bytes of a filter's spectrum up to which the L2 cache keeps it beside the rows
+
+# Radices and elements along columns whose fastest plan along rows has more elements a thread: with the turns beside
+# them, these leave more threads on a multiprocessor.
+LIGHT: dict[int, tuple[tuple[int, ...], int]] = {512: ((16, 8, 4), 16)}
 
 
 def columns_of_a_block(plan: BlockPlan, line: int) -> int:
@@ -39,13 +42,25 @@ def columns_of_a_block(plan: BlockPlan, line: int) -> int:
     return count
 
 
-def columns_fft(size: int, precision: str, line: int = 64, **options: Any) -> BlockFFT:
-    """The transform along columns: the usual plan, with `line` bytes of neighbouring columns in a block."""
+def columns_fft(
+    size: int, precision: str, line: int = 64, plan: tuple[tuple[int, ...], int] | None = None, **options: Any
+) -> BlockFFT:
+    """The transform along columns: the usual plan, or these radices and elements, with `line` bytes of neighbours."""
     base = block_fft(size, precision).plan
+    if plan is not None:
+        base = block_fft(size, precision, radices=plan[0], elements_per_thread=plan[1]).plan
     return block_fft(
         size, precision, radices=base.radices, elements_per_thread=base.elements,
         ffts_per_block=columns_of_a_block(base, line), columns=True, **options,
     )  # fmt: skip
+
+
+def lines(columns: int, dtype: str) -> tuple[int, int]:
+    """Bytes of a row of memory that a block of columns takes at a time, there and back (measured)."""
+    real = not dtype.startswith("complex")
+    if columns > 512:
+        return (64, 64) if COMPUTE[dtype] == "float32" else (128, 128)
+    return (256 if columns <= 128 else 128), (64 if not real and columns == 256 else 128)
 
 
 class FourStep:
@@ -61,20 +76,22 @@ class FourStep:
         self._halves_filter = real and plan.taps > plan.size
         halves_out = real and plan.lead + plan.hop > plan.size
         options = {halves: dict(frequency_offset=self.offset, real_input=real and not halves) for halves in (0, 1)}
-        line = _LINE * (2 if plan.columns <= 128 else 1)
-        columns = [columns_fft(plan.columns, plan.precision, line, **options[halves]) for halves in (0, 1)]
-        self.columns = columns[self._halves_in]
+        there, back = lines(plan.columns, dtype)
+        light = LIGHT.get(plan.columns)
+        columns = [columns_fft(plan.columns, plan.precision, there, light, **options[halves]) for halves in (0, 1)]
+        self.columns, self.columns_filter = columns[self._halves_in], columns[self._halves_filter]
+        self.columns_back = columns_fft(plan.columns, plan.precision, back, light, frequency_offset=self.offset)
         width = self.width
         self._forward = kernels.columns_forward_kernel(
             self.columns, width, dtype, self._halves_in, plan.wraps, prologue
         )
         self._forward_filter = kernels.columns_forward_kernel(
-            columns[self._halves_filter], width, dtype, self._halves_filter, False, None
+            self.columns_filter, width, dtype, self._halves_filter, False, None
         )
         self._spectrum = kernels.rows_spectrum_kernel(self.rows, plan.columns)
         self._across = plan.size * self.rows.dtype.itemsize > _SPECTRA_IN_L2
         self._middle = kernels.rows_filter_kernel(self.rows, plan.columns, self._across)
-        self._inverse = kernels.columns_inverse_kernel(self.columns, width, dtype, halves_out, epilogue)
+        self._inverse = kernels.columns_inverse_kernel(self.columns_back, width, dtype, halves_out, epilogue)
         self.kept: list = []
         self._turns: dict[tuple[str, str], tuple] = {}
 
@@ -109,7 +126,7 @@ class FourStep:
 
     def prepare(self, h: Any, count: int) -> tuple:
         """Spectra of `count` filters, a flat array `h`, and the tables that go with them."""
-        plan, columns, rows = self.plan, self.columns, self.rows
+        plan, columns, rows = self.plan, self.columns_filter, self.rows
         names, turns = ("element_turns", "thread_turns"), self.turns(h)
         spectra = arrays.temporary(self.kept, h, (count * plan.size,), rows.dtype.name)
 
@@ -150,7 +167,7 @@ class FourStep:
             turns = element_turns, thread_turns
             for plate in range(0, plates, at_once):
                 some = min(at_once, plates - plate)
-                along = self._grid(columns, self.width, some)
+                along, back = (self._grid(fft, self.width, some) for fft in (columns, self.columns_back))
                 (chunks, _), *block = self._grid(rows, plan.columns, some)
                 self._forward[along](
                     x, work, *turns, plate, plan.segments, rule.x_inner, rule.x_rows, plan.length, plan.begin, plan.hop,
@@ -159,7 +176,7 @@ class FourStep:
                 self._middle[((some, chunks) if self._across else (chunks, some), *block)](
                     work, spectra, plate, plan.segments, rule.inner, rule.groups
                 )
-                self._inverse[along](work, out, *turns, plate, plan.segments, plan.lead, plan.hop, plan.window, extra)
+                self._inverse[back](work, out, *turns, plate, plan.segments, plan.lead, plan.hop, plan.window, extra)
 
         names = ("spectra", "element_turns", "thread_turns")
         named = dict(zip(names, spectra, strict=True))

@@ -217,20 +217,32 @@ def plan_window(
 LONGEST_FOUR_STEP = 1 << 24  # points
 
 
+# Up to how many points columns, and rows, of a four-step transform run at which fraction of a copy's speed (measured on
+# one H200, bench/results/long_convolution.json, by powers of two).
+_COLUMN_SPEEDS = ((31, 0.5), (63, 0.75), (128, 0.93), (256, 0.9), (512, 0.86), (1024, 0.69), (2048, 0.5))
+_ROW_SPEEDS = ((63, 0.7), (256, 0.98), (1024, 0.86), (2048, 0.84), (4096, 0.8), (8192, 0.74), (1 << 20, 0.55))
+
+
+def _speed(points: int, speeds: tuple[tuple[int, float], ...]) -> float:
+    return next(speed for most, speed in speeds if points <= most)
+
+
 @functools.lru_cache(maxsize=1024)
 def factors(points: int, precision: str) -> tuple[int, int] | None:
-    """(columns' points, rows' points) of a four-step transform; rows, which move better, are the longer ones."""
+    """(columns' points, rows' points) of a four-step transform: those that are estimated to take the least time."""
     words = word_bytes(precision)
     ranked = []
     for columns in range(2, 2049):
         rows, rest = divmod(points, columns)
         if rest or rows < 2 or rows > choose.largest(words) or not (index.is_length(columns) and index.is_length(rows)):
             continue
-        # Columns of 64 to 1024 points leave room for eight of them in a block, a whole sector of each row of memory.
-        shape = abs(math.log2(rows / columns / 3)) + (4 if columns > 1024 else 0) + (2 if columns < 64 else 0)
-        unknown = sum(choose.measured(size, words) is None for size in (columns, rows))
-        ranked.append((shape + unknown, columns, rows))
-    for _, columns, rows in sorted(ranked):
+        # Bytes that the kernels of real rows move: those of the columns, two of them, three halves of the rows'.
+        cost = 3 / _speed(columns, _COLUMN_SPEEDS) + 2 / _speed(rows, _ROW_SPEEDS)
+        for size in (columns, rows):
+            known = choose.measured(size, words)
+            cost += 1 if known is None else (1.5 if known.elements > 32 and size == columns else 0)
+        ranked.append((cost, -rows, columns, rows))
+    for _, _, columns, rows in sorted(ranked):
         if _has_plan(columns, precision) and _has_plan(rows, precision):
             return columns, rows
     return None

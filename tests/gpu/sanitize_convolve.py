@@ -54,7 +54,7 @@ def main():
     import numpy as np
 
     import devkernels
-    from devkernels.kernels import convolve_plan
+    from devkernels.kernels import convolve_long, convolve_plan
     from devkernels.kernels.convolver import FFTConvolve
     from tests.convolution_cases import bound, error, reference
 
@@ -63,6 +63,32 @@ def main():
         x, h = operands(cp, rng, x_shape, h_shape, dtype)
         y, (a, b) = devkernels.fftconvolve(x, h, mode).get(), (x.get(), h.get())
         assert error(y, reference(a, b, mode), a, b, mode) < bound(dtype, 1 << 17), (x_shape, mode, dtype)
+        ran += 1
+    within = convolve_long._SPECTRA_IN_L2
+    convolve_long._SPECTRA_IN_L2 = 0  # page rows of all plates one after the other
+    x, h = operands(cp, rng, (3, 16384), (16384,), "complex64")
+    plan = FFTConvolve(
+        convolve_plan.plan_rows("circular", 16384, 16384, "complex64", "four-step"), "complex64", "circular"
+    )
+    y, (a, b) = plan(x, h).get(), (x.get(), h.get())
+    assert error(y, reference(a, b, "circular"), a, b, "circular") < bound("complex64", 1 << 15)
+    convolve_long._SPECTRA_IN_L2 = within
+    ran += 1
+    for mode, method in (("same", "overlap"), ("full", None), ("circular", None)):  # functions that read an array
+
+        def gate(value, row, position, extra):
+            return value * extra[row * 300 + position]
+
+        def divide(value, row, position, extra):
+            return value / (2 + extra[position])
+
+        x, h = operands(cp, rng, (3, 300), (50,), "float32")
+        extra = cp.asarray(rng.uniform(1, 2, 900).astype("float32"))
+        rows = convolve_plan.plan_rows(mode, 300, 50, "float32", method)
+        y = FFTConvolve(rows, "float32", mode, gate, divide)(x, h, extra=extra).get()
+        a, b, more = x.get() * extra.get().reshape(3, 300), h.get(), extra.get()
+        want = reference(a, b, mode)
+        assert error(y, want / (2 + more[: want.shape[-1]]), a, b, mode) < bound("float32", 1024)
         ran += 1
     for size in (64, 1536):  # a row that is not finite, kept from its neighbour
         x, h = operands(cp, rng, (5, size), (size,), "float32")

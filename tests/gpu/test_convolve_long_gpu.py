@@ -60,8 +60,10 @@ def test_powers_of_two_and_those_between(power, dtype, rng):
     ("x_batch", "h_batch"), [((5,), ()), ((3, 4), (4,)), ((3, 4), (3, 1)), ((3, 1), (4,)), ((2, 3), (2, 3)), ((), (5,))]
 )
 @pytest.mark.parametrize(("mode", "dtype"), [("full", "float32"), ("circular", "complex64")])
-def test_broadcasting(x_batch, h_batch, mode, dtype, rng, monkeypatch):
+@pytest.mark.parametrize("across", [False, True])  # as where spectra are larger than the cache
+def test_broadcasting(x_batch, h_batch, mode, dtype, across, rng, monkeypatch):
     monkeypatch.setattr("devkernels.kernels.convolve_long.WORK_BYTES", 3 << 19)  # three rows at a time, or two
+    monkeypatch.setattr("devkernels.kernels.convolve_long._SPECTRA_IN_L2", 0 if across else 1 << 40)
     plan = FFTConvolve(convolve_plan.plan_rows(mode, 40000, 40000, dtype, "four-step"), dtype, mode)
     check(plan, random(rng, (*x_batch, 40000), dtype), random(rng, (*h_batch, 40000), dtype), dtype, mode)
 
