@@ -365,14 +365,16 @@ def test_pipelined_products_compile_each_function_once(tmp_path):
     """A kernel that takes a DevicePipeline; then another kernel; then both forbidden to compile anything."""
     pytest.importorskip("nvmath")
     environment = {"DEVKERNELS_CACHE_DIR": str(tmp_path)}
-    first = run(PIPELINE, "1", timeout=900, **environment)  # fifteen compilations of libmathdx, one after the other
+    first = run(PIPELINE, "1", timeout=900, **environment)  # a dozen compilations of libmathdx, one after the other
     assert first.returncode == 0, first.stderr
+    print("empty cache:", first.stderr.splitlines()[-1])
     functions, kernels = map(int, first.stdout.split())
     assert (functions > 3, kernels) == (True, 1)  # nvmath asks for each several times
     for salt, disabled, builds in (("2", "0", "0 1"), ("1", "1", "0 0"), ("2", "1", "0 0")):
         later = run(PIPELINE, salt, timeout=900, DEVKERNELS_DISABLE_JIT=disabled, **environment)
         assert later.returncode == 0, later.stderr
         assert later.stdout.split() == builds.split(), (later.stdout, later.stderr)
+        print("full cache:", later.stderr.splitlines()[-1])
 
 
 READY = """
