@@ -161,6 +161,8 @@ def _info(parsed: argparse.Namespace) -> int:
                   f"{one.shared_bytes} bytes of static shared memory; {len(one.cubin)} bytes of code")  # fmt: skip
             if one.max_threads is not None:
                 print(f"  at most {one.max_threads} threads per block")
+            if one.content:
+                print("  a ready kernel, which devkernels.use_images finds")
             if one.notes:
                 print(f"  notes: {json.dumps(one.notes)}")
             built = ", ".join(v if name in v else f"{name} {v}" for name, v in one.versions.items() if v)

@@ -151,6 +151,12 @@ def test_ready_functions_find_all_of_their_kernels(images, tmp_path):
     assert result.stdout == "fine\n", result.stderr
 
 
+def test_the_command_tells_ready_kernels(images):
+    told = run(images, "-m", "devkernels.compiler.cli", "info", *map(str, sorted(images.glob("spectral_filter*"))))
+    assert told.stdout.count("a ready kernel, which devkernels.use_images finds") == 5, told.stderr
+    assert "filter_rows(x: 2-D complex64 array in C order, ordered: 1-D complex64 array" in told.stdout
+
+
 def test_without_images_and_compilers_the_error_says_what_to_install(tmp_path):
     code = CALLS.replace("assert devkernels.use_images(sys.argv[1]) == 12\n", "")
     result = run(tmp_path, "-c", code)
