@@ -68,13 +68,13 @@ def image(kernel, values):
 
 lazy_kernel.LazyKernel.launcher = image
 lazy_kernel.LazyKernel.__getitem__ = lambda kernel, key: lambda *values: image(kernel, values)
-arrays.run_where_kernels_live = lambda named, run, written: run(**named)
+arrays.run_where_kernels_live = lambda named, run, *_: run(**named)
 here = types.SimpleNamespace(kind="neither a GPU nor ahead of time", reason="")
 gemm_plan.target = types.SimpleNamespace(
     home=lambda: here, simulating=lambda: False, current_target=lambda: Target(9, 0)
 )
 driver.multiprocessors, driver.current_device = lambda device: 132, lambda: 0
-gemm_warpgroup._map = lambda x, turned: (0,) * 16  # tensor maps come from the driver
+gemm_warpgroup._map = lambda *_: (0,) * 16  # tensor maps come from the driver
 
 
 def rows(*shape, dtype="float32"):
