@@ -56,7 +56,7 @@ def serve(report: Callable[[tuple], None], factories: list[str], target: str) ->
 
     where = Target.parse(target)
     with compile_for(where):  # device objects that are made without an architecture take this one
-        sources = [source for factory in factories for source in _sources(call(factory), factory)]
+        sources = [source for factory in factories for source in _all_sources(factory)]
         names = [name for name, *_ in sources]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise SpecError(f"Several kernels are named {', '.join(twice)}; return a dict with names from the factory.")
@@ -67,6 +67,17 @@ def serve(report: Callable[[tuple], None], factories: list[str], target: str) ->
                 built.append((name, image.pack([compile_kernel(kernel, signature, where, notes=notes)])))
             report(("kernel", name))
     return built
+
+
+def _all_sources(factory: str) -> list[tuple]:
+    found = list(_sources(call(factory), factory))
+    if not found:
+        raise SpecError(
+            f"The factory {factory} returned nothing to build: an empty list or dict, or a product whose epilogue "
+            f"takes arguments of its own, which cannot be built ahead.",
+            spec=factory,
+        )
+    return found
 
 
 def call(factory: str) -> Any:

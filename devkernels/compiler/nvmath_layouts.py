@@ -54,6 +54,9 @@ class Layouts:
             replace(f"cublasdx_{name}", self._made(name, kind, arguments))
         for name, kind in _SETTERS.items():
             replace(f"cublasdx_{name}", self._set(name, kind))
+        for name in dir(mathdx):
+            if name.startswith("cublasdx_set_") and name.removeprefix("cublasdx_") not in _SETTERS:
+                replace(name, self._set_unknown)
         replace("cublasdx_destroy_descriptor", self._destroyed("descriptor"))
         for kind in _NUMBERS:
             replace(f"cublasdx_destroy_{kind}", self._destroyed(kind))
@@ -96,6 +99,12 @@ class Layouts:
                 self._told[kind, handle] += ((call, *map(_plain, arguments)),)
 
         return set_
+
+    def _set_unknown(self, original: Callable, handle: int, *arguments: Any) -> None:
+        """A call of a later version: whatever it changes is no longer known, and not put off."""
+        for kind in ("descriptor", *_NUMBERS):
+            self._told.pop((kind, handle), None)
+        original(handle, *arguments)
 
     def _destroyed(self, kind: str) -> Callable:
         def destroyed(original: Callable, handle: int) -> None:

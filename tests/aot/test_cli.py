@@ -39,6 +39,9 @@ FACTORIES = """
     def wrong():
         return 7
 
+    def nothing_at_all():
+        return []
+
     def bad_name():
         return {"../escape": (fill, "void(int32[:])")}
 
@@ -100,6 +103,7 @@ def test_ready_kernels_and_the_default_target(work):
         (["factories_of_the_test"], "package.module:factory"),
         (["factories_of_the_test:clash"], "Several kernels are named fill"),
         (["factories_of_the_test:wrong"], "returned a builtins.int"),
+        (["factories_of_the_test:one", "factories_of_the_test:nothing_at_all"], "nothing_at_all returned nothing"),
         (["factories_of_the_test:bad_name"], "cannot name a file"),
         (["factories_of_the_test:needs_argument"], "without arguments"),
         (["factories_of_the_test:bad_kernel"], "3 parameters"),

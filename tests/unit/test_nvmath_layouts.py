@@ -206,6 +206,19 @@ def test_made_before_anything_was_kept(process):
     assert cache.counts("nvmath")["builds"] == 0
 
 
+def test_what_an_unknown_call_has_changed_is_left_to_the_library(process):
+    mathdx = process(keep=False)
+    mathdx.cublasdx_set_something_new = lambda handle, value: mathdx.things[handle].append(("new", value))
+    nvmath_functions.keep_nvmath_functions()
+    h = product(mathdx, 32, 32, 32)
+    known, changed = (mathdx.cublasdx_create_tensor(h, 1) for _ in range(2))
+    mathdx.cublasdx_set_something_new(changed, 5)
+    mathdx.cublasdx_finalize_tensors(2, [known, changed])
+    assert mathdx.final == {changed}
+    assert mathdx.cublasdx_get_tensor_trait_int64(changed, STORAGE) > 0
+    assert cache.counts("nvmath")["builds"] == 0
+
+
 def test_what_a_thing_does_not_have_stays_an_error(process):
     for mathdx in (process(), process()):
         tensor = mathdx.cublasdx_create_tensor(product(mathdx, 8, 8, 8), "opaque")
