@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from devkernels.engine import choose
 from devkernels.errors import SpecError, UnsupportedSizeError
-from devkernels.kernels import convolve_plan
+from devkernels.kernels import convolve_long, convolve_plan
 from devkernels.kernels.convolve_plan import COMPUTE, MODES, plan_rows, window
 
 LENGTHS = [1, 2, 5, 97, 449, 1000, 4096, 16384, 300000]
@@ -85,3 +86,17 @@ def test_long_filters_take_few_transforms_and_short_ones_one_kernel():
 def test_rows_beyond_32_bit_positions_are_refused():
     with pytest.raises(UnsupportedSizeError, match="too long"):
         plan_rows("full", 1 << 31, 3, "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "float64"])
+@pytest.mark.parametrize("power", [15, 16, 18, 20, 22, 24])
+def test_columns_of_four_step_transforms_fit_a_block(dtype, power):
+    columns, rows = convolve_plan.factors(1 << power, COMPUTE[dtype])
+    assert columns * rows == 1 << power
+    assert rows >= columns  # columns have the smaller share of a multiprocessor's registers for each point
+    for line in convolve_long.lines(columns, dtype):
+        fft = convolve_long.columns_fft(columns, COMPUTE[dtype], line, convolve_long.LIGHT.get(columns))
+        assert fft.plan.size == columns
+        assert fft.shared_memory_size <= choose.MAX_SHARED
+        assert fft.block_dim.x * fft.block_dim.y <= 1024
+        assert 64 <= fft.ffts_per_block * fft.plan.word_bytes <= line  # whole sectors at least
