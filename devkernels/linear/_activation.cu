@@ -41,7 +41,7 @@ __device__ void store(T* to, Raw x) {
 }
 #endif
 union Pack { Raw raw; T v[VEC]; __device__ Pack() {} };
-static const u32 ROWS = 256 / LANES, SLAB = LANES * VEC, AHEAD = 4;
+static const u32 ROWS = 256 / LANES, SLAB = LANES * VEC;  // a thread loads AHEAD rows before it computes
 union Sums { uint4 raw[VEC * sizeof(W) < 16 ? 1 : VEC * sizeof(W) / 16]; W v[VEC < 4 ? 4 : VEC]; __device__ Sums() {} };
 
 __device__ W gelu_slope(W z) {
@@ -66,7 +66,7 @@ __device__ W gelu_slope(W z) {
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(256) activation_backward(
+extern "C" __global__ void __launch_bounds__(256, sizeof(W) == 4 ? 4 : 1) activation_backward(
     const T* __restrict__ dy, const void* __restrict__ kept, T* __restrict__ dz, T* db, W* partial, u32* counters, u64 rows, u64 columns, u64 kept_ld,
     u64 rows_per_block) {
     const u32 thread = threadIdx.y * LANES + threadIdx.x;

@@ -12,8 +12,8 @@ import types
 import torch
 from torch import nn
 
+from devkernels.linear import _torch_mlp, kept
 from devkernels.linear import _torch_run as raw
-from devkernels.linear import kept
 from devkernels.linear.arrays import package
 from devkernels.linear.elementwise import pack_bits, unpack_bits
 from devkernels.linear.torch import FusedLinear, FusedMLP, fused_linear
@@ -89,7 +89,7 @@ class Followed:
         layers, arrays = list(self.mlp.layers), package("torch")
         y = self.y = self.mlp(x)
         weights, biases = [one.weight.detach() for one in layers], [one.bias.detach() for one in layers]
-        again, *rest = raw.mlp_forward(x.detach(), weights, biases, self.mlp.activation)
+        again, *rest = _torch_mlp.mlp_forward(x.detach(), weights, biases, self.mlp.activation)
         assert torch.equal(again, y)
         inputs, masks = [x, *rest[: len(layers) - 1]], [*rest[len(layers) - 1 :], None]
         self._last, self.x = [], x
@@ -262,7 +262,7 @@ def test_weights_replaced_between_calls():
 def test_pass_through_an_activation(kind, dtype):
     activation = kind[:4]
 
-    for rows, columns in [(1, 1), (5, 7), (64, 136), (257, 1000), (2048, 512), (3, 4096), (40000, 24)]:
+    for rows, columns in [(1, 1), (5, 7), (64, 136), (257, 1000), (2048, 512), (3, 4096), (40000, 24), (4099, 4096)]:
         dy = torch.randn(rows, columns, device="cuda", dtype=dtype)
         x = torch.randn(rows, columns + (-columns) % 8, device="cuda", dtype=dtype)
         kept = torch.relu(x[:, :columns]).contiguous() if activation == "relu" else x

@@ -16,11 +16,11 @@ NVDISASM = shutil.which("nvdisasm") or next(
 
 
 @pytest.mark.parametrize("dtype", list(_kernels.TYPES))
-@pytest.mark.parametrize(("kind", "lanes"), [(0, 8), (1, 16), (2, 8), (2, 16)])
-def test_compiles(dtype, kind, lanes, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("kind", "lanes", "ahead"), [(0, 8, 4), (1, 16, 4), (1, 16, 2), (2, 8, 4), (2, 16, 4)])
+def test_compiles(dtype, kind, lanes, ahead, monkeypatch, tmp_path):
     monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
     number, size, _ = _kernels.TYPES[dtype]
-    code = _kernels.compile_source(number, 16 // size, kind, "sm_90", lanes)
+    code = _kernels.compile_source(number, 16 // size, kind, "sm_90", lanes, ahead)
     assert code[:4] == b"\x7fELF"
     if NVDISASM is None:
         pytest.skip("needs nvdisasm")
