@@ -39,10 +39,16 @@ CASES = [
     {**_LARGE, "dtype": "float16", "out": "float16", "b": "columns"},
     {**_LARGE, "dtype": "bfloat16", "out": "bfloat16", "b": "rows"},
     {"work": "plain", "m": 4096, "n": 4095, "k": 4095, "dtype": "float16", "out": "float16", "b": "rows"},
-    {"work": "plain", "m": 4096, "n": 4096, "k": 4096, "dtype": "float32", "out": "float32", "b": "rows"},
-    {"work": "plain", "m": 2048, "n": 2048, "k": 2048, "dtype": "float64", "out": "float64", "b": "rows"},
+    *(
+        {"work": "plain", "m": n, "n": n, "k": n, "dtype": dtype, "out": dtype, "b": "rows"}
+        for n, dtype in ((4096, "float32"), (2048, "float64"), (2048, "complex64"), (1024, "complex128"))
+    ),
+    {"work": "plain", "m": 4096, "n": 4096, "k": 4096, "dtype": "float32", "out": "float32", "b": "rows", "tf32": 3},
+    {"work": "plain", "m": 4096, "n": 4096, "k": 4096, "dtype": "float32", "out": "float32", "b": "columns", "tf32": 1},
+    {"work": "plain", "m": 8192, "n": 8192, "k": 8192, "dtype": "int8", "out": "int32", "b": "columns"},
+    {"work": "calls", "m": 256, "n": 256, "k": 256, "dtype": "float16", "out": "float16", "b": "rows"},
 ]
-_ROWS = ("work", "m", "n", "k", "dtype", "out", "b")
+_ROWS = ("work", "m", "n", "k", "dtype", "out", "b", "tf32")
 _PEERS = {"cuBLASLt": "cuBLASLt, autotuned", "torch": "torch", "devkernels": "devkernels.gemm"}
 _FUSED_PEERS = {"cuBLASLt + elementwise": "cuBLASLt + one elementwise kernel", "devkernels": "devkernels.gemm"}
 TABLES = {
@@ -51,6 +57,7 @@ TABLES = {
                    "Product with bias, SiLU and residual, float16, ms of device time."),
     "batch": Table(("batch", "m", "dtype"), "device_ms", {"torch": "torch.bmm", "devkernels": "devkernels.gemm"},
                    {"work": "batch"}, "Small square products, ms of device time."),
+    "calls": Table(("m", "n", "k", "dtype"), "host_us", None, {"work": "calls"}, "Host microseconds of a call."),
 }  # fmt: skip
 
 _ELEMENTWISE = r"""
@@ -89,6 +96,8 @@ def set_up(case):
     lead = (batch,) if batch else ()
 
     def draw(*shape):
+        if dtype == torch.int8:
+            return torch.randint(-128, 128, shape, device="cuda", dtype=dtype, generator=generator)
         if dtype.is_complex:
             return torch.randn(*shape, device="cuda", dtype=dtype, generator=generator)
         return torch.randn(*shape, device="cuda", generator=generator).to(dtype)
@@ -112,12 +121,16 @@ def set_up(case):
         "float32": 2.0**-24,
         "float64": 2.0**-53,
         "complex64": 2.0**-24,
+        "complex128": 2.0**-53,
+        "int32": 0.0,
     }
-    single = rounding["float64" if case["dtype"] == "float64" else "float32"]
-    bound = 2 * rounding[case["out"]] + single * (4 + 2 * k**0.5)
+    single = rounding["float64" if case["dtype"] in ("float64", "complex128") else "float32"]
+    bound = 0.0 if dtype == torch.int8 else 2 * rounding[case["out"]] + single * (4 + 2 * k**0.5)
+    bound = 2.0**-9 if case.get("tf32") == 1 else bound
 
     def outputs():
-        return torch.full((*lead, m, n), float("nan"), device="cuda", dtype=result)
+        poison = float("nan") if result.is_floating_point or result.is_complex else 77
+        return torch.full((*lead, m, n), poison, device="cuda", dtype=result)
 
     def check(out):
         return lambda: float((out[pick].to(wide) - want).norm() / want.norm())
@@ -125,7 +138,7 @@ def set_up(case):
     epilogue = ("bias", "silu", "residual") if fused else None
     extra = (bias, residual) if fused else ()
     alpha = 0.05 if fused else 1.0
-    plan = devkernels.make_gemm(case["dtype"], out_dtype=case["out"], epilogue=epilogue)
+    plan = devkernels.make_gemm(case["dtype"], out_dtype=case["out"], epilogue=epilogue, tf32=case.get("tf32"))
     ours = outputs()
     start = time.perf_counter()
     plan(a, b, alpha=alpha, extra=extra, out=ours)
@@ -138,17 +151,41 @@ def set_up(case):
         Contender("devkernels", lambda: plan(a, b, alpha=alpha, extra=extra, out=ours), check(ours), bound, extra=costs)
     ]
     theirs, last = outputs(), outputs()
-    if not fused and case["dtype"] == case["out"]:
+    torch.backends.cuda.matmul.allow_tf32 = case.get("tf32") == 1
+    if case["work"] == "calls":
+        contenders += _calls(devkernels, plan, a, b, ours, check, bound)
+    if dtype == torch.int8:
+        contenders.append(Contender("torch", lambda: torch._int_mm(a, b, out=theirs), check(theirs), 0.0))
+    elif not fused and case["dtype"] == case["out"]:
         product = torch.bmm if batch else torch.mm
-        torch_bound = bound if case["dtype"] != "float32" else 1e-5
+        torch_bound = bound if case["dtype"] != "float32" or case.get("tf32") == 1 else 1e-5
         contenders.append(Contender("torch", lambda: product(a, b, out=theirs), check(theirs), torch_bound))
-    if not batch and case["out"] in ("float16", "float32", "float64") and case["dtype"] != "bfloat16":
+    lt = case["out"] in ("float16", "float32", "float64") and case["dtype"] != "bfloat16" and "tf32" not in case
+    if not batch and lt and case["work"] != "calls":
         contenders.append(
             _cublaslt(nvmath, cp, a, b, case, alpha, (bias, residual, last) if fused else None, check, bound)
         )
     item = a.element_size()
     moved = a.numel() * item + b.numel() * item + ours.numel() * ours.element_size() * (2 if fused else 1)
     return Setup(contenders, moved, flops=(8.0 if dtype.is_complex else 2.0) * m * n * k * (batch or 1))
+
+
+def _calls(devkernels, plan, a, b, out, check, bound):
+    """Other ways of making the same call."""
+    made = {}
+
+    def new(function):
+        def run():
+            made["out"] = function(a, b)
+
+        return run
+
+    found = [
+        ("devkernels, new result", new(plan), lambda: check(made["out"])()),
+        ("devkernels.gemm", lambda: devkernels.gemm(a, b, out=out), check(out)),
+        ("devkernels, bound", plan.bind(a, b, out=out), check(out)),
+    ]
+    return [Contender(name, run, checked, bound) for name, run, checked in found]
 
 
 def _cublaslt(nvmath, cp, a, b, case, alpha, fused, check, bound):

@@ -38,7 +38,7 @@ def make_gemm(
     epilogue: object = None,
     prologue_a: Callable | None = None,
     prologue_b: Callable | None = None,
-    tf32: bool = False,
+    tf32: int | None = None,
 ) -> Gemm:
     """Plan ``d[row, column] = epilogue(alpha (a @ b)[row, column] + beta c[row, column])`` as one kernel.
 
@@ -60,9 +60,12 @@ def make_gemm(
         ``"int8"`` (clamp to -128 ... 127 and round to even). Functions among several steps are ``f(acc, row, column)``.
     prologue_a, prologue_b : callable, optional
         Functions ``f(x, row, column)`` that every element of a or b passes through on its way in.
-    tf32 : bool
-        Multiply float32 on the tensor cores of sm_90, which read ten bits after the point and drop the others (a
-        relative error of up to 2**-10 in each factor), and add up in float32. Elsewhere this changes nothing.
+    tf32 : {0, 1, 3}, optional
+        Multiply float32, or the parts of complex64, on tensor cores, as numbers with ten bits after the point, and add
+        up in float32. 1: in one product, which drops the other bits (a relative error of up to 2**-10 in each factor;
+        float32 only, on sm_90; elsewhere this changes nothing). 3: in three products, of each number's upper bits and
+        what they leave (an error of about that of float32; from sm_80 on; infinities become NaN). 0: multiply what is
+        there. Left out: 0.
 
     Returns
     -------
@@ -131,9 +134,16 @@ def make_gemm(
     for name, function in (("prologue_a", prologue_a), ("prologue_b", prologue_b)):
         if function is not None and not is_function(function):
             raise SpecError(f"{name}={function!r} is not a function f(x, row, column).")
-    if tf32 and (a_dtype, b_dtype, kind) != ("float32",) * 3:
-        raise SpecError(f"tf32=True is a way of multiplying float32, not {a_dtype} by {b_dtype} added up in {kind}.")
-    return Gemm(GemmSpec(a_dtype, b_dtype, result, kind, steps, prologue_a, prologue_b, bool(tf32)))
+    tf32 = 0 if tf32 is None else tf32
+    if tf32 not in (0, 1, 3):
+        raise SpecError(f"tf32={tf32!r} is not understood; pass 0, 1 or 3, the number of products for each.")
+    possible = ("float32",) if tf32 == 1 else ("float32", "complex64")
+    if tf32 and not (a_dtype == b_dtype == kind and kind in possible):
+        raise SpecError(
+            f"tf32={int(tf32)} is a way of multiplying {' or '.join(possible)}, not {a_dtype} by {b_dtype} added up in "
+            f"{kind}."
+        )
+    return Gemm(GemmSpec(a_dtype, b_dtype, result, kind, steps, prologue_a, prologue_b, int(tf32)))
 
 
 _MOST = 64

@@ -61,7 +61,7 @@ def image_sources(spec: GemmSpec) -> dict[str, tuple]:
         elif route.path == STAGED:
             tiling = staged.StagedTiling(
                 spec.a_dtype, staged.Operand(True), staged.Operand(not rows), spec.out_dtype, d_wide=True,
-                tall=target.current_target().major >= 9,
+                tall=target.current_target().major >= 9, split=spec.tf32 == 3,
             )  # fmt: skip
             kernel, signature = staged_kernel(spec, tiling, batched), (*matrices, *rest)
             notes |= {"block": tiling.threads, "shared": tiling.shared_bytes, "tile": list(tiling.tile)}

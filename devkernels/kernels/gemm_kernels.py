@@ -127,7 +127,7 @@ def staged_tiling(spec: GemmSpec, a: Matrix, b: Matrix, d: Matrix, has_c: bool, 
         return staged.Operand(along, unit, unit and x.aligned())
 
     left, right = operand(a, a.along_rows is not False), operand(b, b.along_rows is False)
-    large = staged.StagedTiling(spec.a_dtype, left, right, spec.out_dtype, has_c)
+    large = staged.StagedTiling(spec.a_dtype, left, right, spec.out_dtype, has_c, split=spec.tf32 == 3)
     rows, columns = large.tile
     few = -(-d.rows // rows) * -(-d.columns // columns) * d.batch < blocks
     run = large.run * d.itemsize

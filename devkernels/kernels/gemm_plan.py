@@ -147,16 +147,32 @@ def _key(values: tuple, *others: Any) -> tuple | None:
     key = [*others]
     for x in values:
         kind = type(x)
-        if x is None:
-            key.append(None)
-        elif kind.__module__ == "cupy":
-            key += (x.data.ptr, x.shape, x.strides, x.dtype)
-        elif kind.__module__.startswith("torch") and x.is_cuda:
+        what = _KINDS.get(kind) or _kind(kind)
+        if what == "torch":
             if x.is_neg() or x.is_conj() or (x.requires_grad and sys.modules["torch"].is_grad_enabled()):
                 return None
             key += (x.data_ptr(), x.shape, x.stride(), x.dtype)
-        elif kind is float or kind is int or isinstance(x, (float, int, np.generic)):
+        elif what == "cupy":
+            key += (x.data.ptr, x.shape, x.strides, x.dtype)
+        elif what == "number":
             key += (kind, x)
+        elif what == "none":
+            key.append(None)
         else:
             return None
     return tuple(key)
+
+
+_KINDS: dict[type, str] = {}  # types of arguments -> what they are for `_key`
+
+
+def _kind(kind: type) -> str:
+    module = kind.__module__
+    if module.startswith(("torch", "cupy")):
+        found = module.partition(".")[0]
+    elif issubclass(kind, (float, int, np.generic)):
+        found = "number"
+    else:
+        found = "none" if kind is type(None) else "other"
+    _KINDS[kind] = found
+    return found

@@ -37,14 +37,14 @@ class GemmSpec:
     steps: tuple[Step, ...]
     prologue_a: Callable | None = None
     prologue_b: Callable | None = None
-    tf32: bool = False  # float32 may be multiplied with ten bits after the point
+    tf32: int = 0  # float32 is multiplied with ten bits after the point: in one product, or three; 0: as it is
 
     @property
     def kind(self) -> str | None:
         """What warpgroup products would multiply, as PTX names it; None if they have no such numbers."""
         if self.a_dtype != self.b_dtype:
             return None
-        if self.tf32 and self.a_dtype == self.accumulate == "float32":
+        if self.tf32 == 1 and self.a_dtype == self.accumulate == "float32":
             return "tf32"
         if self.a_dtype == "int8" and (self.accumulate == "float32" or self.whole):
             return "s8"
@@ -159,7 +159,11 @@ def _staged(spec: GemmSpec, architecture: target.Target) -> Route:
         return Route(PORTABLE, f"sums in {dtype} are stored as {', '.join(stored)} elsewhere, not as {spec.out_dtype}")
     if architecture.major < 8:
         return Route(PORTABLE, f"asynchronous copies exist from sm_80 on, and this is {architecture}")
-    how = "tensor cores in double precision" if dtype in ("float64", "complex128") else "fused multiply-adds"
+    how = "fused multiply-adds"
+    if dtype in ("float64", "complex128"):
+        how = "tensor cores in double precision"
+    elif spec.tf32 == 3:
+        how = "three products of tf32 for each, on tensor cores"
     return Route(STAGED, f"{dtype} on {architecture}: slices are copied ahead into shared memory; {how}")
 
 

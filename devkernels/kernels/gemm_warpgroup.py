@@ -26,6 +26,7 @@ def prepare(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tupl
     tiling = warpgroup.Tiling(
         kind=spec.kind, a_turned=not a.along_rows, b_turned=bool(b.along_rows),
         a_batched=a.batch > 1, b_batched=b.batch > 1, to_float=spec.kind == "s8" and not spec.whole,
+        stages=warpgroup.Tiling.stages_for(spec.steps, c is not None),
     )  # fmt: skip
     end = finish_for(spec, d, None if c is None else as_matrix(arrays.describe(c, "c")), extra)
     kernel = warpgroup_kernel(spec, tiling, end)

@@ -188,7 +188,8 @@ def _loader(operand: Operand, axes: str) -> Callable:
 
     if not operand.wide or axes == "row":
         return elements.make_gather(axes, operand.batched)
-    load8, address, item, zero = tile.make_load8(operand.dtype), ptx.address, tile.ITEM[operand.dtype], np.uint64(0)
+    load8 = tile.make_load8(operand.dtype, axes == "matrix")
+    address, item, zero = ptx.address, tile.ITEM[operand.dtype], np.uint64(0)
     batched = operand.batched
     if axes == "column":
         copy8 = tile.make_repeat8(COUNT)

@@ -78,6 +78,22 @@ def load_words(builder, place, offset: int, count: int, space: int = GLOBAL) -> 
     return found
 
 
+def load_words_once(builder, place, offset: int, count: int) -> list:
+    """As `load_words`, from global memory, of what is read once: it takes no room in the L1 cache."""
+    found = []
+    while len(found) < count:
+        width = min(WIDEST // 4, count - len(found))
+        vector = {4: ".v4", 2: ".v2", 1: ""}[width]
+        names = ", ".join(f"${i}" for i in range(width))
+        text = f"ld.global.L1::no_allocate{vector}.b32 {'{' + names + '}' if width > 1 else names}, [${width}];"
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.LiteralStructType([word] * width) if width > 1 else word, [ir.IntType(64)])
+        where = _moved(builder, place, offset + 4 * len(found))
+        value = builder.asm(kind, text, ",".join(["=r"] * width + ["l"]), [where], side_effect=True)
+        found += [builder.extract_value(value, i) for i in range(width)] if width > 1 else [value]
+    return found
+
+
 def store_words(builder, place, offset: int, words: list, space: int = GLOBAL) -> None:
     """Store words, the counterpart of `load_words`."""
     for done in range(0, len(words), WIDEST // 4):

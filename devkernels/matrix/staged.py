@@ -49,6 +49,7 @@ class StagedTiling:
     share: tuple[int, int] | None = None  # rows and columns of a thread's sums; None: what `small` says
     blocks: int | None = None  # on a multiprocessor, that registers are kept free for
     tall: bool = False  # products of 16 rows in double precision, which sm_90 has
+    split: bool = False  # float32 by the tensor cores, in three products of tf32
 
     @property
     def item(self) -> int:
@@ -78,12 +79,12 @@ class StagedTiling:
     @property
     def on_tensor_cores(self) -> bool:
         """Whether the tensor cores multiply."""
-        return self.dtype in ("float64", "complex128")
+        return self.split or self.dtype in ("float64", "complex128")
 
     @property
     def warp_tile(self) -> tuple[int, int]:
         """Rows and columns of a warp's sums, where the tensor cores multiply; a block has 2 x 4 warps."""
-        large = {"float64": (64, 32), "complex128": (32, 32)}[self.dtype]
+        large = (32, 32) if self.dtype.startswith("complex") else (64, 32)
         return (large[0] // 2, large[1] // 2) if self.small else large
 
     @property
@@ -108,7 +109,8 @@ class StagedTiling:
         dense = self.tile[which] * self.item
         if not self.on_tensor_cores:
             return dense
-        return dense + (WIDEST if self.each == 2 else 2 * WIDEST)
+        # The lanes of a group read lines `each` apart, which should then be 32 bytes apart in the banks.
+        return dense + max(2 * WIDEST // self.each, WIDEST)
 
     def lines(self, which: int) -> tuple[int, int]:
         """Lines of a slice of a (0) or b (1), and elements of a line."""
@@ -129,9 +131,9 @@ class StagedTiling:
         along = (self.a, self.b)[which].along
         if self.on_tensor_cores:
             blocks = self.warp_tile[which] // 8
-            if along or self.each == 1:
+            if along:
                 return tuple(8 * i for i in range(blocks))
-            return tuple(16 * (i // 2) + i % 2 for i in range(blocks))
+            return tuple(8 * self.each * (i // self.each) + i % self.each for i in range(blocks))
         share, each, apart = self.shares[which], self.each, self.shape[which]
         if along:
             return tuple(apart * i for i in range(share))
@@ -141,7 +143,7 @@ class StagedTiling:
     def run(self) -> int:
         """Columns of the result that a thread holds side by side."""
         if self.on_tensor_cores:
-            return 2 if self.b.along or self.each == 1 else 4
+            return 2 if self.b.along else 2 * self.each
         return 1 if self.b.along else self.each
 
     @property
@@ -159,7 +161,7 @@ class StagedTiling:
         """Columns of the result that a thread holds, from its first one."""
         if not self.on_tensor_cores:
             return self.places(1)
-        step = 1 if self.b.along or self.each == 1 else 2  # two blocks of b interleave
+        step = 1 if self.b.along else self.each  # so many blocks of b interleave
         return tuple(first + step * e for first in self.places(1) for e in range(2))
 
 
@@ -177,13 +179,17 @@ def make_kernel(t: StagedTiling, epilogue: Callable) -> Callable:
         copies.append(staged_calls.make_copy(lines, length, t.pitch(which), t.item, piece, t.threads, operand.along))
     copy_a, copy_b = copies
     form = t.dtype, t.a.along, t.b.along, t.pitch(0), t.pitch(1), t.places(0), t.places(1), t.depth
-    slices = staged_calls.make_double_slices(*form, t.tall) if t.on_tensor_cores else staged_calls.make_slices(*form)
+    slices = (
+        staged_calls.make_tensor_slices(*form, t.tall or t.split)
+        if t.on_tensor_cores
+        else staged_calls.make_slices(*form)
+    )
     start, most, rest = slices.start, slices.most, slices.rest
     first_a_count, first_b_count, last_a_count, last_b_count = slices.lengths
     columns = t.result_columns()
     end = ends.make_end(t.out_dtype, t.places(0), columns, t.has_c, t.d_wide)
-    double = t.on_tensor_cores
-    number = np.dtype("f8" if double else "f4")
+    in_warps = t.on_tensor_cores
+    number = np.dtype("f8" if t.dtype in ("float64", "complex128") else "f4")
     count = len(t.places(0)) * len(columns) * (2 if t.dtype.startswith("complex") else 1)
     clear = tensor_calls.make_clear(count)
     commit = staged_calls.commit_copies
@@ -193,7 +199,7 @@ def make_kernel(t: StagedTiling, epilogue: Callable) -> Callable:
     a_bytes, stage_bytes, ahead = t.matrix_bytes(0), t.matrix_bytes(0) + t.matrix_bytes(1), t.stages - 1
     item, a_unit, b_unit, a_along, b_along = t.item, t.a.unit, t.b.unit, t.a.along, t.b.along
     a_pitch, b_pitch, each = t.pitch(0), t.pitch(1), t.each
-    warp_rows, warp_columns = t.warp_tile if double else (0, 0)
+    warp_rows, warp_columns = t.warp_tile if in_warps else (0, 0)
     warps_across = t.shape[1] // 8
 
     def first_of(along, pitch, place, k):
@@ -215,7 +221,7 @@ def make_kernel(t: StagedTiling, epilogue: Callable) -> Callable:
         )
         thread = np.int32(cuda.threadIdx.x)
         lane, warp = thread & 31, thread >> 5
-        if double:
+        if in_warps:
             g, q = lane >> 2, lane & 3
             row, column = (warp & 1) * warp_rows, (warp >> 1) * warp_columns
             from_row, from_column = row + (g if a_along else each * g), column + (g if b_along else each * g)

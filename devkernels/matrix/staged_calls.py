@@ -379,60 +379,99 @@ def make_multiply(dtype: str, a_along: bool, b_along: bool, a_pitch: int, b_pitc
     return multiply
 
 
+@dataclass(frozen=True)
+class _TensorProduct:
+    """One product of the tensor cores: the number of blocks of eight rows, and of steps of the inner dimension.
+
+    `split`: of float32, as three products of tf32: a number is the sum of one with its upper bits and one with what
+    they leave, each with ten bits after the point, and the product of the two remainders is left out. Otherwise of
+    float64. (PTX ISA, mma.m8n8k4, m16n8k4 and m16n8k8 with .f64, m16n8k8 with .tf32; their fragments are alike.)
+    """
+
+    split: bool
+    blocks: int
+    steps: int
+
+    def operand(self, builder, number) -> tuple:
+        """What stands for a number: itself, or its upper bits and the rest, as bits."""
+        if not self.split:
+            return (number,)
+        word = ir.IntType(32)
+        upper = builder.and_(builder.bitcast(number, word), i32(0xFFFFE000))
+        rest = builder.fsub(number, builder.bitcast(upper, ir.FloatType()))
+        return upper, builder.bitcast(rest, word)
+
+    def negative(self, builder, operand: tuple) -> tuple:
+        """The same of the negative number."""
+        if self.split:
+            return tuple(builder.xor(part, i32(0x80000000)) for part in operand)
+        return (_negative(builder, operand[0]),)
+
+    def add(self, builder, slots: list, a: list[tuple], b: list[tuple]) -> None:
+        """Add a product to the sums in `slots`."""
+        number, given = (ir.FloatType(), ir.IntType(32)) if self.split else (ir.DoubleType(), ir.DoubleType())
+        count, operands = len(slots), [*a, *b]
+        shape = ir.FunctionType(ir.LiteralStructType([number] * count), [number] * count + [given] * len(operands))
+        letters = ("f", "r") if self.split else ("d", "d")
+        constraints = [f"={letters[0]}"] * count + [str(i) for i in range(count)] + [letters[1]] * len(operands)
+        dtypes = "f32.tf32.tf32.f32" if self.split else "f64.f64.f64.f64"
+
+        def names(first: int, length: int) -> str:
+            return "{" + ", ".join(f"${first + i}" for i in range(length)) + "}"
+
+        text = (
+            f"mma.sync.aligned.m{8 * self.blocks}n8k{4 * self.steps}.row.col.{dtypes} {names(0, count)}, "
+            f"{names(2 * count, len(a))}, {names(2 * count + len(a), len(b))}, {names(count, count)};"
+        )
+        sums = [builder.load(where) for where in slots]
+        for left, right in ((1, 0), (0, 1), (0, 0)) if self.split else ((0, 0),):
+            parts = [*(one[left] for one in a), *(one[right] for one in b)]
+            found = builder.asm(shape, text, ",".join(constraints), [*sums, *parts], side_effect=True)
+            sums = [builder.extract_value(found, i) for i in range(count)]
+        for where, value in zip(slots, sums, strict=True):
+            builder.store(value, where)
+
+
 @functools.cache
-def make_double_slices(dtype: str, a_along: bool, b_along: bool, a_pitch: int, b_pitch: int, rows: tuple[int, ...],
+def make_tensor_slices(dtype: str, a_along: bool, b_along: bool, a_pitch: int, b_pitch: int, rows: tuple[int, ...],
                        columns: tuple[int, ...], depth: int, tall: bool) -> Slices:  # fmt: skip
-    """Steps of a slice by the tensor cores in double precision, a warp together.
+    """Steps of a slice by the tensor cores, a warp together: float64 as such, float32 as three products of tf32.
 
     rows[i] is the row of a's block i of 8 that lane 4 g + q holds for g = 0, columns[j] the column of b's block j;
     addresses are those of this lane's element (g, q). The sums of block (i, j) are elements (g, 2 q + e) of it, e = 0,
-    1, as sums[2 (blocks of b) i + 2 j + e], parts of complex numbers one after another. (PTX ISA, mma.m8n8k4, or with
-    `tall` m16n8k4 and m16n8k8, with .f64. Which k stands where is free, as long as a and b agree: the four lanes of a
-    group read four accesses side by side; and which row, so that a tall product takes two blocks.)
+    1, as sums[2 (blocks of b) i + 2 j + e], parts of complex numbers one after another. `tall`: products of 16 rows,
+    which all but the oldest tensor cores have. Which k stands where is free, as long as a and b agree: the four lanes
+    of a group read four accesses side by side; and which row, so that a tall product takes two blocks.
     """
     left, right = _Side(dtype, a_along, a_pitch, rows, 4), _Side(dtype, b_along, b_pitch, columns, 4)
     width, each = left.width, left.each
-    blocks, together = (2, each) if tall else (1, 1)  # of rows, and of steps, in one product
-    count = 2 * blocks
-
-    def names(first: int, number: int) -> str:
-        return "{" + ", ".join(f"${first + i}" for i in range(number)) + "}"
-
-    text = (
-        f"mma.sync.aligned.m{8 * blocks}n8k{4 * together}.row.col.f64.f64.f64.f64 {names(0, count)}, "
-        f"{names(2 * count, blocks * together)}, {names(2 * count + blocks * together, together)}, "
-        f"{names(count, count)};"
-    )
-    constraints = ",".join(["=d"] * count + [str(i) for i in range(count)] + ["d"] * (blocks * together + together))
+    product = _TensorProduct(left.parts == "float32", 2, min(2, each)) if tall else _TensorProduct(False, 1, 1)
 
     def compute(builder, sums, x, y):
-        double = ir.DoubleType()
-        given = [double] * (count + blocks * together + together)
-        shape = ir.FunctionType(ir.LiteralStructType([double] * count), given)
+        def add(i: int, j: int, part: int, p: list, q: list):
+            at = [((i + block) * len(columns) + j) * 2 + e for block in range(product.blocks) for e in range(2)]
+            product.add(builder, [slot(builder, sums, width * place + part) for place in at], p, q)
 
-        def mma(i: int, j: int, part: int, p: list, q: list):
-            at = [((i + block) * len(columns) + j) * 2 + e for block in range(blocks) for e in range(2)]
-            slots = [slot(builder, sums, width * place + part) for place in at]
-            found = builder.asm(shape, text, constraints, [*map(builder.load, slots), *p, *q], side_effect=True)
-            for e, where in enumerate(slots):
-                builder.store(builder.extract_value(found, e), where)
+        def operands(steps: list) -> list:
+            return [[[product.operand(builder, v) for v in element] for element in step] for step in steps]
 
-        for k in range(0, each, together):
-            for i in range(0, len(rows), blocks):
-                p = [x[k + step][i + block] for step in range(together) for block in range(blocks)]
+        x, y = operands(x), operands(y)
+        for k in range(0, each, product.steps):
+            for i in range(0, len(rows), product.blocks):
+                p = [x[k + step][i + block] for step in range(product.steps) for block in range(product.blocks)]
                 real = [one[0] for one in p]
                 for j in range(len(columns)):
-                    q = [y[k + step][j] for step in range(together)]
-                    mma(i, j, 0, real, [one[0] for one in q])
+                    q = [y[k + step][j] for step in range(product.steps)]
+                    add(i, j, 0, real, [one[0] for one in q])
                     if width == 2:
-                        mma(i, j, 1, real, [one[1] for one in q])
+                        add(i, j, 1, real, [one[1] for one in q])
                 if width == 1:
                     continue
                 imaginary = [one[1] for one in p]
-                minus = [_negative(builder, one) for one in imaginary]
+                minus = [product.negative(builder, one) for one in imaginary]
                 for j in range(len(columns)):
-                    q = [y[k + step][j] for step in range(together)]
-                    mma(i, j, 0, minus, [one[1] for one in q])
-                    mma(i, j, 1, imaginary, [one[0] for one in q])
+                    q = [y[k + step][j] for step in range(product.steps)]
+                    add(i, j, 0, minus, [one[1] for one in q])
+                    add(i, j, 1, imaginary, [one[0] for one in q])
 
     return _slices(left, right, (each, each), depth // 4, each, compute)

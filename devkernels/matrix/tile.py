@@ -13,7 +13,18 @@ from llvmlite import ir
 from numba.core import types
 from numba.cuda.extending import intrinsic
 
-from devkernels.matrix.memory import ITEM, SHARED, i32, load_words, pack, pointer, store_words, unpack, vector_of
+from devkernels.matrix.memory import (
+    ITEM,
+    SHARED,
+    i32,
+    load_words,
+    load_words_once,
+    pack,
+    pointer,
+    store_words,
+    unpack,
+    vector_of,
+)
 from devkernels.matrix.ptx import _float_pointer
 
 SLAB = 64  # columns that pass through shared memory at a time
@@ -115,8 +126,9 @@ def make_store8(dtype: str) -> Callable:
 
 
 @functools.cache
-def make_load8(dtype: str) -> Callable:
-    """Return ``load(values, first, address)``, the counterpart of `make_store8`, through the read-only path."""
+def make_load8(dtype: str, once: bool = False) -> Callable:
+    """Return ``load(values, first, address)``, the counterpart of `make_store8`; `once`: not kept in the L1 cache."""
+    read = load_words_once if once else load_words
 
     @intrinsic
     def load(typingctx, values, first, place):
@@ -126,7 +138,7 @@ def make_load8(dtype: str) -> Callable:
 
         def codegen(context, builder, signature, arguments):
             floats = _float_pointer(context, builder, signature.args[0], arguments[0])
-            found = unpack(builder, load_words(builder, arguments[2], 0, 8 * ITEM[dtype] // 4), dtype)
+            found = unpack(builder, read(builder, arguments[2], 0, 8 * ITEM[dtype] // 4), dtype)
             for i, number in enumerate(found):
                 builder.store(number, builder.gep(floats, [i32(offset + i)], inbounds=True))
             return context.get_dummy_value()

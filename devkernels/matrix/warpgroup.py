@@ -41,6 +41,11 @@ class Tiling:
     band: int = 16  # rows of tiles that are worked on together, for the L2 cache
     to_float: bool = False  # sums of int8 become float32 before they are finished
 
+    @staticmethod
+    def stages_for(steps: tuple, has_c: bool) -> int:
+        """As many as fit; fewer where an end reads whole matrices, which then find more room in the L1 cache."""
+        return 4 if has_c or any(step.axes == "matrix" for step in steps) else 6
+
     @property
     def depth(self) -> int:
         """Elements of the inner dimension in a stage."""

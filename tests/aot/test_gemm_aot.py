@@ -34,7 +34,8 @@ def test_warpgroup_products(epilogue):
         if epilogue is None:
             assert sass.spills == 0
         else:
-            assert sass.count("LDG.E.128") == 16 + 4  # the residual once, the bias once for each half tile
+            assert sass.count("LDG.E.NA.128") == 16  # the residual once, past the L1 cache
+            assert sass.count("LDG.E.128") == 4  # the bias once for each half tile
         (kernel,) = elf.kernels(image.cubin)
         assert (kernel.parameter_base + 8 * warpgroup.PAD_WORDS) % 64 == 0
         assert image.registers * warpgroup.THREADS <= 65536
@@ -66,14 +67,18 @@ def test_some_integers_take_the_portable_loop():
 @pytest.mark.parametrize(
     ("dtype", "target", "operation", "least"),
     [("float32", "sm_90", "FFMA", 1024), ("complex64", "sm_90", "FFMA", 1024), ("float64", "sm_90", "DMMA.16x8x8", 32),
-     ("complex128", "sm_90", "DMMA.16x8x4", 64), ("float64", "sm_80", "DMMA", 128)],
+     ("complex128", "sm_90", "DMMA.16x8x4", 64), ("float64", "sm_80", "DMMA", 128), ("complex64", "sm_80", "HMMA", 192),
+     ("float32", "sm_90", "HMMA.1688.F32.TF32", 192)],
 )  # fmt: skip
 def test_slices_copied_ahead(dtype, target, operation, least):
     """Asynchronous copies and reads of 16 bytes, one barrier for a slice, nothing spilled between the products."""
     plan = devkernels.make_gemm(dtype)
     tall = target == "sm_90"
     for along in (True, False):
-        tiling = staged.StagedTiling(dtype, staged.Operand(True), staged.Operand(along), dtype, d_wide=True, tall=tall)
+        tiling = staged.StagedTiling(
+            dtype, staged.Operand(True), staged.Operand(along), dtype, d_wide=True, tall=tall,
+            split=operation.startswith("HMMA"),
+        )  # fmt: skip
         matrices = (Parameter(n, "array", dtype, 3, "A") for n in "abcd")
         scalars = (Parameter(n, "scalar", dtype) for n in ("alpha", "beta"))
         signature = (*matrices, *scalars, Parameter("extra", "tuple", items=()))

@@ -59,6 +59,7 @@ def test_by_shape(arguments, words):
         (dict(dtype="float32", tf32=True), "warpgroup: float32 as tf32 on sm_90"),
         (dict(dtype="float32", tf32=True, prologue_a=lambda x, row, column: x), "portable: operands are copied into"),
         (dict(dtype="float32"), "staged: float32 on sm_90: slices are copied ahead into shared memory; fused multiply"),
+        (dict(dtype="complex64", tf32=3), "copied ahead into shared memory; three products of tf32 for each"),
         (dict(dtype="complex128"), "staged: complex128 on sm_90: slices are copied ahead into shared memory; tensor"),
         (
             dict(dtype="float32", accumulate="float64"),

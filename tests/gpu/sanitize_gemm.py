@@ -27,15 +27,28 @@ def cases(cp, rng):
         a, b, bias, residual = draw(m, k), draw(k, n), draw(n), draw(m, n)
         want = a.astype("f4") @ b.astype("f4") + bias + residual
         yield half.describe(a, b).splitlines()[-1], half(a, b, extra=(bias, residual)), want
-    for n, dtype in ((16, "f2"), (7, "f4")):
-        plan, a, b = (
-            devkernels.make_gemm(cp.dtype(dtype).name),
-            draw(37, n, n, dtype=dtype),
-            draw(37, n, n, dtype=dtype),
-        )
-        yield plan.describe(a, b).splitlines()[-1], plan(a, b), (a.astype("f4") @ b.astype("f4")).astype(dtype)
-    a, b = draw(67, 33, dtype="f4"), draw(33, 70, dtype="f4")
-    yield "portable", devkernels.gemm(a, b), a @ b
+    a, b, bias = draw(261, 301), draw(301, 259), draw(259)  # copied to aligned memory first
+    plan = devkernels.make_gemm("float16", out_dtype="float32", epilogue="bias")
+    yield plan.describe(a, b).splitlines()[-1], plan(a, b, extra=(bias,)), a.astype("f4") @ b.astype("f4") + bias
+    for n, dtype in ((16, "f2"), (7, "f4"), (16, "f4"), (12, "c8")):  # small
+        plan = devkernels.make_gemm(cp.dtype(dtype).name)
+        a, b = draw(37, n, n, dtype=dtype), draw(37, n, n, dtype=dtype)
+        wide = dtype if dtype == "c8" else "f4"
+        yield plan.describe(a, b).splitlines()[-1], plan(a, b), (a.astype(wide) @ b.astype(wide)).astype(dtype)
+    for dtype, tf32 in (("f4", 0), ("f8", 0), ("c8", 0), ("c16", 0), ("f4", 3), ("c8", 3)):  # slices copied ahead
+        plan = devkernels.make_gemm(cp.dtype(dtype).name, tf32=tf32)
+        a, b, c = draw(67, 37, dtype=dtype), draw(37, 141, dtype=dtype), draw(67, 141, dtype=dtype)
+        yield plan.describe(a, b).splitlines()[-1], plan(a, b, c, beta=2), a @ b + 2 * c
+        yield "the same, in column order", plan(cp.asfortranarray(a), cp.asfortranarray(b)), a @ b
+    a, b = draw(130, 48, dtype="i1"), draw(136, 48, dtype="i1").T
+    for options, kind in ((dict(dtype="int8"), "i4"), (dict(dtype="int8", accumulate="float32"), "f4")):
+        plan = devkernels.make_gemm(**options)
+        yield plan.describe(a, b).splitlines()[-1], plan(a, b), (a.astype("i4") @ b.astype("i4")).astype(kind)
+    a, b = draw(130, 44, dtype="f4"), draw(136, 44, dtype="f4").T
+    plan = devkernels.make_gemm("float32", tf32=1)
+    yield plan.describe(a, b).splitlines()[-1], plan(a, b), a @ b
+    a, b = draw(67, 33, dtype="i2"), draw(33, 70, dtype="i2")
+    yield "portable", devkernels.gemm(a, b), a.astype("i8") @ b.astype("i8")
     a, b, c = draw(130, 40), draw(40, 100), draw(100, 70)
     chain = devkernels.make_gemm_chain("float16", out_dtype="float32")
     yield "chain", chain(a, b, c), (a.astype("f4") @ b.astype("f4")) @ c.astype("f4")

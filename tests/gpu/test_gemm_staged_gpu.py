@@ -15,6 +15,7 @@ cupy = pytest.importorskip("cupy")
 
 LENGTHS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 113, 127, 128, 129, 130]
 DTYPES = list(staged.DTYPES)
+KINDS = [*((dtype, 0) for dtype in DTYPES), ("float32", 3), ("complex64", 3)]  # with products of tf32 for each
 EXPECTED = {"float32": "f8", "float64": "f8", "complex64": "c16", "complex128": "c16"}
 
 
@@ -53,10 +54,16 @@ def wanted(a, b):
 LAYOUTS = [*itertools.product((rows, columns), repeat=2), (padded, padded), (gaps, rows), (columns, gaps), (gaps, gaps)]
 
 
-@pytest.mark.parametrize("layouts", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_edge_of_a_tile(dtype, layouts, rng):
-    product = devkernels.make_gemm(dtype)
+SPLIT_LAYOUTS = [(rows, rows), (columns, columns), (gaps, rows)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tf32", "layouts"),
+    [*((dtype, 0, layouts) for dtype in DTYPES for layouts in LAYOUTS),
+     *((dtype, 3, layouts) for dtype in ("float32", "complex64") for layouts in SPLIT_LAYOUTS)],
+)  # fmt: skip
+def test_every_edge_of_a_tile(dtype, tf32, layouts, rng):
+    product = devkernels.make_gemm(dtype, tf32=tf32)
     shapes = [tuple(map(int, rng.choice(LENGTHS, 3))) for _ in range(12)]
     for m, n, k in [*shapes, (1, 1, 1), (4, 4, 4), (130, 130, 1), (257, 131, 67), (64, 128, 32)]:
         a, b = (cupy.asarray(integers(rng, s, dtype)) for s in ((m, k), (k, n)))
@@ -71,10 +78,10 @@ def test_every_edge_of_a_tile(dtype, layouts, rng):
 
 
 @pytest.mark.parametrize("order", "CF")
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_large_tiles(dtype, order, rng):
+@pytest.mark.parametrize(("dtype", "tf32"), KINDS)
+def test_large_tiles(dtype, tf32, order, rng):
     """So many tiles that large ones are taken; aligned in C order, and the rest of the last tiles."""
-    product = devkernels.make_gemm(dtype)
+    product = devkernels.make_gemm(dtype, tf32=tf32)
     for m, n, k in ((1536, 2048, 40), (1411, 1903, 33)):
         a, b = (cupy.asarray(integers(rng, s, dtype), order=order) for s in ((m, k), (k, n)))
         assert bool(cupy.array_equal(product(a, b), wanted(a, b))), (m, n, k)
@@ -154,13 +161,13 @@ def test_a_complex_c_is_refused_beside_real_sums():
 
 
 @pytest.mark.parametrize("shape", [(1500, 1024, 700), (513, 129, 4097)])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_random_data(dtype, shape, rng):
+@pytest.mark.parametrize(("dtype", "tf32"), KINDS)
+def test_random_data(dtype, tf32, shape, rng):
     m, n, k = shape
     real = np.dtype(dtype).type(0).real.dtype.name
     a, b = (rng.standard_normal((*s, 2)).astype(real) for s in ((m, k), (k, n)))
     a, b = (x.view(f"c{2 * x.itemsize}")[..., 0] if dtype.startswith("c") else x[..., 0].copy() for x in (a, b))
-    got = devkernels.gemm(cupy.asarray(a), cupy.asarray(b)).get()
+    got = devkernels.make_gemm(dtype, tf32=tf32)(cupy.asarray(a), cupy.asarray(b)).get()
     want = a.astype(EXPECTED[dtype]) @ b.astype(EXPECTED[dtype])
     assert got.dtype == dtype
     assert tolerance.relative_error(got, want) < tolerance.product_bound(real, real, k)

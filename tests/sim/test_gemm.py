@@ -229,8 +229,10 @@ def test_refused_in_words(arguments, options, kind, words):
         ("complex64", dict(out_dtype="float32"), "cannot hold complex64"),
         ("complex64", dict(accumulate="float32"), "cannot hold products"),
         ("float32", dict(prologue_a=1), "prologue_a=1"),
-        ("float64", dict(tf32=True), "tf32=True is a way of multiplying float32, not float64"),
+        ("float64", dict(tf32=1), "tf32=1 is a way of multiplying float32, not float64"),
         ("int16", dict(accumulate="float32"), "cannot hold products"),
+        ("complex64", dict(tf32=1), "tf32=1 is a way of multiplying float32, not complex64"),
+        ("float32", dict(tf32=2), "tf32=2 is not understood"),
     ],
 )  # fmt: skip
 def test_plans_refused_in_words(dtype, options, words):
