@@ -216,6 +216,12 @@ def unpack(content: bytes, origin: str = "image") -> list[KernelImage]:
     header = json.loads(body[8 : 8 + size])
     images, position = [], 8 + size
     for entry in header["kernels"]:
+        if unknown := entry.keys() - KernelImage.__dataclass_fields__.keys() - {"size"}:
+            raise ImageError(
+                f"{origin} was built by devkernels {header['devkernels']} and says {', '.join(sorted(unknown))} of its "
+                f"kernel, which devkernels {__version__} does not know. Build it again with this version, or install "
+                f"the version that built it."
+            )
         cubin = body[position : position + entry.pop("size")]
         position += len(cubin)
         entry["target"] = Target.parse(entry["target"])

@@ -1,5 +1,6 @@
 """Image files: what goes in comes out, and nothing damaged, foreign or of another version is believed."""
 
+import hashlib
 import json
 import secrets
 import struct
@@ -98,6 +99,20 @@ def test_other_files_and_versions(tmp_path):
         image.read(tmp_path / "missing.dkimage")
     with pytest.raises(ImageError, match="each one once"):
         image.pack([make("sm_80"), make("sm_80")])
+
+
+def test_what_a_later_version_says_of_a_kernel_is_not_guessed_at():
+    content = image.pack([make("sm_80")])
+    magic = b"devkernels image 1\n"
+    body = content[len(magic) + 32 :]
+    size = struct.unpack_from("<Q", body)[0]
+    header = json.loads(body[8 : 8 + size])
+    header["devkernels"] = "9.1"
+    header["kernels"][0]["cluster"] = [2, 1, 1]
+    told = json.dumps(header).encode()
+    body = struct.pack("<Q", len(told)) + told + body[8 + size :]
+    with pytest.raises(ImageError, match=r"built by devkernels 9\.1 and says cluster of its kernel"):
+        image.unpack(magic + hashlib.sha256(body).digest() + body)
 
 
 def test_header_is_plain_json():
