@@ -83,11 +83,13 @@ def takes_extra(function: Callable | None, indices: int, name: str) -> bool:
         return False
     plain = getattr(function, "py_func", None) or getattr(function, "fn", None) or function
     code = getattr(plain, "__code__", None)
-    count = None if code is None or code.co_flags & inspect.CO_VARARGS else code.co_argcount
-    if count not in (indices + 1, indices + 2):
-        places = "row, position" if indices == 2 else "image, row, column"
-        raise SpecError(f"{name} must be a Python function of (value, {places}) or (value, {places}, extra).")
-    return count == indices + 2
+    most = 0 if code is None or code.co_flags & inspect.CO_VARARGS else code.co_argcount
+    least = most - len(getattr(plain, "__defaults__", None) or ())
+    for count, extra in ((indices + 1, False), (indices + 2, True)):
+        if least <= count <= most:
+            return extra
+    places = "row, position" if indices == 2 else "image, row, column"
+    raise SpecError(f"{name} must be a Python function of (value, {places}) or (value, {places}, extra).")
 
 
 def each_sample(

@@ -83,5 +83,9 @@ def test_what_does_not_fit_is_said_in_words(rng):
             devkernels.make_fftconvolve(LENGTH, TAPS, "float32", "same", epilogue=wrong)
     with pytest.raises(SpecError, match="value, image, row, column"):
         devkernels.make_fftconvolve2d((5, 4), (2, 3), "float32", prologue=lambda value, row, position: value)
+    by_default = devkernels.make_fftconvolve(
+        LENGTH, TAPS, "float32", "same", epilogue=lambda value, row, position, factor=2: factor * value
+    )
+    assert relative_error(by_default(x, h), 2 * reference(x, h, "same")) < bound("float32", 64)
     with pytest.raises(ArgumentError, match="extra is a"):
         plan(x, h, extra=[1.0])
