@@ -161,7 +161,7 @@ def select_home() -> Home:
         )
     if home.kind == "sim":
         _enable_simulator()
-        if home.reason == "no CUDA driver is installed" and not config.quiet():
+        if home.reason == "no CUDA driver is installed" and not config.quiet() and not _command():
             print(
                 "devkernels: no CUDA driver found; kernels run in Numba's simulator "
                 "(DEVKERNELS_TARGET=sm_90 compiles for a GPU instead).",
@@ -169,6 +169,11 @@ def select_home() -> Home:
             )
     _home = home
     return home
+
+
+def _command() -> bool:
+    """Whether this process is the ``devkernels`` command, which runs no kernels and tells of homes itself."""
+    return os.path.splitext(os.path.basename(sys.argv[0] if sys.argv else ""))[0] == "devkernels"
 
 
 def _enable_simulator() -> None:

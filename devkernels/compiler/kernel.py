@@ -156,10 +156,16 @@ def needing_compilers(spec: str) -> Iterator[None]:
         yield
     except DevkernelsError:
         raise
-    except ImportError as error:
+    except Exception as error:
+        absent = (
+            isinstance(error, ImportError) or type(error).__name__ == "DynamicLibNotFoundError"
+        )  # cuda.pathfinder's
+        if not absent:
+            raise
+        told = str(error).partition("\n")[0]
         raise MissingDependencyError(
-            f"{spec} is neither in the cache nor in an image, and a library that would compile it cannot be imported "
-            f"({error}). Install devkernels[cu12], [cu13] or [aot], or bring it as an image.",
+            f"{spec} is neither in the cache nor in an image, and a library that would compile it is missing ({told}). "
+            f"Install devkernels[cu12], [cu13] or [aot], or bring it as an image.",
             spec=spec,
         ) from error
 

@@ -6,7 +6,8 @@ import devkernels
 from devkernels import versions
 from devkernels.compiler import image, shipped
 from devkernels.compiler.image import KernelImage, Parameter
-from devkernels.errors import ImageError
+from devkernels.compiler.kernel import needing_compilers
+from devkernels.errors import CompileError, ImageError, MissingDependencyError
 from devkernels.target import Target
 
 X = Parameter("x", "array", "float32", 2, "C")
@@ -96,3 +97,23 @@ def test_what_is_not_there_or_damaged(tmp_path):
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(ImageError, match="damaged"):
         devkernels.use_images(tmp_path)
+
+
+class DynamicLibNotFoundError(RuntimeError):
+    """As cuda.pathfinder raises it."""
+
+
+@pytest.mark.parametrize(
+    "missing", [ImportError("No module named 'numba'"), DynamicLibNotFoundError("no libnvrtc\nat")]
+)
+def test_a_missing_compiler_is_said_in_words(missing):
+    with pytest.raises(MissingDependencyError, match=r"kernel k .*\((No module named 'numba'|no libnvrtc)\)\. Install"):
+        with needing_compilers("kernel k"):
+            raise missing
+
+
+@pytest.mark.parametrize("other", [CompileError("no"), MissingDependencyError("libmathdx"), ZeroDivisionError()])
+def test_other_errors_come_through(other):
+    with pytest.raises(type(other)) as caught, needing_compilers("kernel k"):
+        raise other
+    assert caught.value is other
