@@ -157,10 +157,8 @@ def needing_compilers(spec: str) -> Iterator[None]:
     except DevkernelsError:
         raise
     except Exception as error:
-        absent = (
-            isinstance(error, ImportError) or type(error).__name__ == "DynamicLibNotFoundError"
-        )  # cuda.pathfinder's
-        if not absent:
+        not_found = type(error).__name__ == "DynamicLibNotFoundError"  # of cuda.pathfinder
+        if not (isinstance(error, ImportError) or not_found):
             raise
         told = str(error).partition("\n")[0]
         raise MissingDependencyError(

@@ -43,6 +43,7 @@ def test_without_a_driver_the_simulator_is_chosen_with_one_line():
     assert len(err.strip().splitlines()) == 1
     assert "DEVKERNELS_TARGET=sm_90" in err
     assert python("import devkernels", DEVKERNELS_QUIET="1")[2] == ""
+    assert python("import sys; sys.argv = ['/usr/bin/devkernels', 'info']; import devkernels")[2] == ""  # the command
 
 
 @pytest.mark.parametrize(("wish", "simulated"), [("sim", "True"), ("sm_90", "False"), ("sm_120", "False")])
