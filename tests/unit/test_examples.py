@@ -55,6 +55,15 @@ def test_ecg_and_photograph(tmp_path):
     assert abs(change["1 to 40 Hz"]) < 1
 
 
+def test_beats_are_found(tmp_path):
+    for name in ("pywt", "scipy", "matplotlib"):
+        pytest.importorskip(name, reason="the examples extra is not installed")
+    done = example("find_beats.py", "--output", "beats.png", cwd=tmp_path)
+    assert (tmp_path / "beats.png").read_bytes().startswith(b"\x89PNG")
+    assert done.stdout.count("error against SciPy") == 2
+    assert re.search(r"^3 beats at 0\.5\d, 1\.4\d, 2\.3\d s$", done.stdout, re.MULTILINE)
+
+
 # The published kernel (see the example's docstring), without white space and comments.
 ARTICLE = (
     "defapply_filter(signal,filter_kernel):"
