@@ -6,7 +6,6 @@ In: matrices, and two epilogues. Out: the result. 16-bit floats from sm_80 on ta
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import Any
 
@@ -19,9 +18,10 @@ from devkernels.kernels import arrays
 from devkernels.kernels.gemm import Gemm, make_gemm
 from devkernels.kernels.gemm_route import PORTABLE, STAGED, TENSOR_DTYPES, Matrix, Route, as_matrix, by_kind
 from devkernels.kernels.gemm_views import batched_view, numbers, wide_rows
+from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.launch.jit import Kernel
 from devkernels.matrix import chain, tensor
-from devkernels.matrix.steps import element_function
+from devkernels.matrix.steps import Step, element_function
 
 FUSED, SEPARATE = "one kernel", "two kernels"
 
@@ -141,13 +141,18 @@ def _tiling(plan: GemmChain, a: Matrix, b: Matrix, c: Matrix, d: Matrix) -> chai
     )  # fmt: skip
 
 
-@functools.lru_cache(maxsize=64)
 def compiled(plan: GemmChain, tiling: chain.ChainTiling, first: tuple, second: tuple) -> Kernel:
     """The one kernel; `first` and `second` say which operands of the epilogues have a batch axis."""
-    ends = (
-        element_function(plan.first.spec.steps, np.float32, first),
-        element_function(plan.second.spec.steps, np.float32, second),
-    )
+    return chain_kernel(plan.first.spec.steps, plan.second.spec.steps, tiling, first, second)
+
+
+@lazy_kernel
+def chain_kernel(
+    first_steps: tuple[Step, ...], second_steps: tuple[Step, ...], tiling: chain.ChainTiling, first: tuple,
+    second: tuple,
+) -> Kernel:  # fmt: skip
+    """The one kernel of two products with these epilogues; see `chain.make_kernel`."""
+    ends = element_function(first_steps, np.float32, first), element_function(second_steps, np.float32, second)
     return Kernel(chain.make_kernel(tiling, *ends), Options(launch_bounds=tensor.THREADS))
 
 
