@@ -19,6 +19,7 @@ from devkernels.kernels import arrays
 from devkernels.kernels import convolve_long_kernels as kernels
 from devkernels.kernels.convolve_batch import Broadcast
 from devkernels.kernels.convolve_plan import COMPUTE, RowPlan
+from devkernels.kernels.convolve_steps import extra_type, signature
 from devkernels.target import Target
 
 WORK_BYTES = 256 << 20
@@ -182,17 +183,18 @@ class FourStep:
         named = dict(zip(names, spectra, strict=True))
         arrays.run_where_kernels_live({"x": x, **named, **extra, "work": work, "out": out}, run, ("work", "out"))
 
-    def image_sources(self, name: str, notes: dict) -> dict[str, tuple]:
+    def image_sources(self, name: str, notes: dict, takes_extra: bool) -> dict[str, tuple]:
         """Kernels for ``devkernels build``."""
-        number, real = self.rows.dtype.name, self.dtype
+        number, real, extra = self.rows.dtype.name, self.dtype, extra_type(self.dtype, takes_extra)
+        arrays_of = (real, *(number,) * 3)
         kinds = {
-            "columns": (self._forward, (real, *(number,) * 3), 8),
-            "filter_columns": (self._forward_filter, (real, *(number,) * 3), 8),
-            "filter_rows": (self._spectrum, (number,), 0),
-            "rows": (self._middle, (number,) * 2, 4),
-            "columns_back": (self._inverse, (number, real, number, number), 6),
+            "columns": (self._forward, arrays_of, 7, extra),
+            "filter_columns": (self._forward_filter, arrays_of, 7, "int64"),
+            "filter_rows": (self._spectrum, (number,), 0, ""),
+            "rows": (self._middle, (number,) * 2, 4, ""),
+            "columns_back": (self._inverse, (number, real, number, number), 5, extra),
         }
         return {
-            f"{name}_{kind}": (kernel, f"void({', '.join([f'{t}[::1]' for t in types] + ['int64'] * integers)})", notes)
-            for kind, (kernel, types, integers) in kinds.items()
+            f"{name}_{kind}": (kernel, signature(types, integers, last), notes)
+            for kind, (kernel, types, integers, last) in kinds.items()
         }

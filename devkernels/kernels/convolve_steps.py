@@ -92,6 +92,16 @@ def takes_extra(function: Callable | None, indices: int, name: str) -> bool:
     raise SpecError(f"{name} must be a Python function of (value, {places}) or (value, {places}, extra).")
 
 
+def extra_type(dtype: str, wanted: bool) -> str:
+    """Type of kernels' last argument ahead of time: an array of the samples' dtype, or a number that nobody reads."""
+    return f"{dtype}[::1]" if wanted else "int64"
+
+
+def signature(arrays: tuple[str, ...], integers: int, last: str = "") -> str:
+    """Signature of a kernel of flat arrays of these dtypes, and integers."""
+    return f"void({', '.join([f'{name}[::1]' for name in arrays] + ['int64'] * integers + [last] * bool(last))})"
+
+
 def each_sample(
     fft: BlockFFT, function: Callable | None, part: str, pitch: int = 1, wraps: bool = False, image: bool = False
 ) -> Callable:

@@ -18,7 +18,7 @@ from devkernels.kernels.convolve_batch import Broadcast, broadcast
 from devkernels.kernels.convolve_long import FourStep
 from devkernels.kernels.convolve_plan import RowPlan
 from devkernels.kernels.convolve_recipe import Recipe, Recipes, key_of
-from devkernels.kernels.convolve_steps import takes_extra
+from devkernels.kernels.convolve_steps import extra_type, takes_extra
 from devkernels.kernels.convolve_views import expanded
 
 _MOST_GRID_Y = 65535
@@ -113,8 +113,8 @@ class FFTConvolve:
                  "rows_per_block": fft.ffts_per_block, "shared": fft.shared_memory_size}  # fmt: skip
         name = f"fftconvolve_{self.mode}_{plan.length}_{plan.taps}_{self.dtype}"
         if self._long is not None:
-            return self._long.image_sources(name, notes)
-        filters = convolve_rows.filter_kernel(fft, self.dtype)
+            return self._long.image_sources(name, notes, self.takes_extra)
+        filters, extra = convolve_rows.filter_kernel(fft, self.dtype), extra_type(self.dtype, self.takes_extra)
         found = {f"{name}_filter": (filters, f"void({self.dtype}[::1], {number}[::1]{integers * 4})", notes)}
         for layout in ("one", "channels"):
             groups, inner = (1, 2) if layout == "one" else (2, 1)
@@ -125,7 +125,7 @@ class FFTConvolve:
             for kind, (run, _, numbers) in zip(("first", "more"), passes, strict=False):
                 rows = f"{self.dtype}[::1], {number}[::1], {self.dtype}[::1]"
                 suffix = layout if kind == "first" else f"{layout}_more"
-                found[f"{name}_{suffix}"] = (run, f"void({rows}{integers * (len(numbers) + 1)})", notes)
+                found[f"{name}_{suffix}"] = (run, f"void({rows}{integers * len(numbers)}, {extra})", notes)
         return found
 
     # -- rows ----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from devkernels.kernels.convolve_long import columns_fft
 from devkernels.kernels.convolve_plan import COMPUTE
 from devkernels.kernels.convolve_plan2d import AxisPlan
 from devkernels.kernels.convolve_recipe import Recipes, key_of
-from devkernels.kernels.convolve_steps import takes_extra
+from devkernels.kernels.convolve_steps import extra_type, signature, takes_extra
 from devkernels.kernels.convolve_views import expanded
 
 _MOST_GRID_Y = 65535
@@ -287,14 +287,15 @@ class FFTConvolve2D:
         name = f"fftconvolve2d_{self.mode}_{'x'.join(map(str, self.shape + self.taps))}_{self.dtype}"
         notes = {"shape": list(self.shape), "taps": list(self.taps), "mode": self.mode, "dtype": self.dtype,
                  "transform": [plan.size for plan in self.plans]}  # fmt: skip
+        extra = extra_type(real, self.takes_extra)
         kinds = {
-            "filter_rows": (self._filter_kernels[0], (real, number, mark), 8),
-            "filter_columns": (self._filter_kernels[1], (number,), 1),
-            "rows": (self._kernels[0], (real, number, mark), 8),
-            "columns": (self._kernels[1], (number, number), 5),
-            "rows_back": (self._kernels[2], (number, real, mark), 8),
+            "filter_rows": (self._filter_kernels[0], (real, number, mark), 7, "int64"),
+            "filter_columns": (self._filter_kernels[1], (number,), 1, ""),
+            "rows": (self._kernels[0], (real, number, mark), 7, extra),
+            "columns": (self._kernels[1], (number, number), 5, ""),
+            "rows_back": (self._kernels[2], (number, real, mark), 7, extra),
         }
         return {
-            f"{name}_{kind}": (kernel, f"void({', '.join([f'{t}[::1]' for t in types] + ['int64'] * integers)})", notes)
-            for kind, (kernel, types, integers) in kinds.items()
+            f"{name}_{kind}": (kernel, signature(types, integers, last), notes)
+            for kind, (kernel, types, integers, last) in kinds.items()
         }
