@@ -17,6 +17,7 @@ ITEM_BYTES = {"float16": 2, "float32": 4, "float64": 8, "int8": 1, "int16": 2, "
 ARRANGEMENTS = ("row_major", "col_major")
 TRANSPOSE_MODES = ("non_transposed", "transposed", "conj_transposed")
 DATA_TYPES = ("real", "complex")
+LAYOUTS = ("plain", "suggested")
 MAX_ALIGNMENT = 16
 LEAST_THREADS = 32  # of a block; cuBLASDx refuses fewer, in most of its versions
 Triple = tuple[int, int, int]
@@ -39,6 +40,7 @@ class MatmulSpec:
     alignment: Triple | None = None
     block_dim: Triple | None = None
     static_block_dim: bool = False
+    layout: str = "plain"  # of a and b in shared memory
 
     @property
     def shapes(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
@@ -105,7 +107,8 @@ class MatmulSpec:
         if len(set(self.precision)) > 1:
             kinds += f" -> {self.precision[2]}"
         orders = self.arrangement or self.transpose_mode
-        return f"{self.data_type} product {m} x {n} x {k}, {kinds}, {'/'.join(orders)}, on {self.target}"
+        layout = "" if self.layout == "plain" else f", {self.layout} layout"
+        return f"{self.data_type} product {m} x {n} x {k}, {kinds}, {'/'.join(orders)}{layout}, on {self.target}"
 
 
 def _precision(value: object) -> tuple[str, str, str]:
@@ -170,6 +173,7 @@ def make_matmul_spec(
     block_dim: object = None,
     block_size: object = None,
     static_block_dim: bool = False,
+    layout: str = "plain",
     sm: object = None,
 ) -> MatmulSpec:
     """Validate the keywords of `devkernels.matmul`. ``"suggested"`` becomes None here; the traits decide it.
@@ -211,12 +215,18 @@ def make_matmul_spec(
         alignment=None if alignment is None else _triple(alignment, "alignment"),
         block_dim=block_dim,
         static_block_dim=bool(static_block_dim),
+        layout=one_of(layout, "layout", LAYOUTS),
     )  # fmt: skip
     _check(spec)
     return spec
 
 
 def _check(spec: MatmulSpec) -> None:
+    if spec.layout == "suggested" and (spec.leading_dimension is not None or spec.transpose_mode is not None):
+        raise SpecError(
+            "layout='suggested' goes with arrangement and without leading dimensions: the library places elements.",
+            spec=spec,
+        )
     if spec.leading_dimension is not None:
         for name, given, least in zip("abc", spec.leading_dimension, spec.least_leading_dimension, strict=True):
             if given < least:

@@ -88,10 +88,24 @@ def _rules(spec: MatmulSpec) -> dict[str, tuple[int, int, int]]:
 def fragment_size(spec: MatmulSpec, dealt: bool) -> int:
     """Elements of c that a thread holds in registers; `dealt` out evenly (as the simulator does) or the library's."""
     if not dealt and _ask_library():
-        return remembered("fragment", spec, lambda: _fragment_size(spec))
+        return _storage(spec)[2] // spec.item_bytes[2]
     m, n, _ = spec.size
     return -(-m * n // spec.threads)
 
 
-def _fragment_size(spec: MatmulSpec) -> int:
-    return library.fragment_size(description(spec, "fragment")) // spec.item_bytes[2]
+def fragment_api(spec: MatmulSpec) -> str:
+    """What libmathdx calls the accumulator form with this layout."""
+    return "fragment" if spec.layout == "plain" else "suggested"
+
+
+@functools.cache
+def sizes(spec: MatmulSpec) -> tuple[int, int, int]:
+    """Elements of a, b and c in shared memory."""
+    if spec.layout == "plain" or not _ask_library():
+        return spec.sizes()
+    a, b, _ = _storage(spec)
+    return a // spec.item_bytes[0], b // spec.item_bytes[1], spec.sizes()[2]
+
+
+def _storage(spec: MatmulSpec) -> tuple[int, int, int]:
+    return tuple(remembered("storage", spec, lambda: library.storage(description(spec, fragment_api(spec)))))

@@ -90,6 +90,60 @@ def make_accumulate(find: Callable) -> Callable:
     return accumulate
 
 
+def make_index(find: Callable, which: str) -> Callable:
+    """Return ``index(tile, i, j)``: where element (i, j) of op(a), or op(b), lies in its tile in shared memory."""
+
+    @intrinsic
+    def index(typingctx, tile, i, j):
+        def emit(context, builder, signature, arguments):
+            pointer = _matrix(context, builder, signature.args[0], arguments[0])
+            tensor = ir.LiteralStructType([cgutils.voidptr_t])
+            own = builder.insert_value(ir.Constant(tensor, ir.Undefined), pointer, 0)
+            given = [_integer(builder, context.cast(builder, v, t, types.int32))
+                     for v, t in zip(arguments[1:], signature.args[1:], strict=True)]  # fmt: skip
+            found, address = _integer(builder), cgutils.alloca_once(builder, cgutils.voidptr_t)
+            values = [own, *given, found, address]
+            function = _function(context, builder, find, f"index_{which}", [v.type for v in values])
+            builder.call(function, values)
+            return builder.load(found)
+
+        return types.int32(tile, i, j), emit
+
+    return index
+
+
+def make_copy_tile(find: Callable, which: str, axis: int) -> Callable:
+    """Return ``copy(x, start, tile)``: a whole tile that begins `start` bytes into x, contiguous along `axis`.
+
+    All of it is there when the call is over. The library copies 16 bytes at a time where the alignment of the product
+    allows it.
+    """
+
+    @intrinsic
+    def copy(typingctx, x, start, tile):
+        def emit(context, builder, signature, arguments):
+            matrix = context.make_array(signature.args[0])(context, builder, arguments[0])
+            long = ir.IntType(64)
+            step = cgutils.unpack_tuple(builder, matrix.strides, 2)[1 - axis]
+            item = ir.Constant(long, context.get_abi_sizeof(context.get_data_type(signature.args[0].dtype)))
+            base = _matrix(context, builder, signature.args[0], arguments[0])
+            offset = context.cast(builder, arguments[1], signature.args[1], types.uint64)
+            steps = ir.ArrayType(long, 1)
+            source = ir.Constant(ir.LiteralStructType([cgutils.voidptr_t, steps]), ir.Undefined)
+            source = builder.insert_value(source, builder.gep(base, [offset]), 0)
+            source = builder.insert_value(source, builder.sdiv(step, item), [1, 0])
+            pointer = _matrix(context, builder, signature.args[2], arguments[2])
+            sink = ir.Constant(ir.LiteralStructType([cgutils.voidptr_t]), ir.Undefined)
+            sink = builder.insert_value(sink, pointer, 0)
+            builder.call(_function(context, builder, find, f"copy_{which}", [source.type, sink.type]), [source, sink])
+            builder.call(_function(context, builder, find, "copy_wait", []), [])
+            return context.get_dummy_value()
+
+        return types.void(x, start, tile), emit
+
+    return copy
+
+
 def make_clear(count: int) -> Callable:
     """Return ``clear(accumulator)``; written out, so that the accumulator stays in registers."""
 

@@ -26,6 +26,7 @@ def matmul(
     block_dim: object = None,
     block_size: object = None,
     static_block_dim: bool = False,
+    layout: str = "plain",
     function: str = "MM",
     execution: str = "Block",
     with_pipeline: bool = False,
@@ -57,6 +58,9 @@ def matmul(
         Threads of a block; left out, or 'suggested', what the library suggests.
     static_block_dim : bool
         Promise that blocks have exactly these threads, which saves tests.
+    layout : {'plain', 'suggested'}
+        How a and b lie in shared memory: in rows or columns, or as the library suggests (swizzled, such that reads meet
+        no bank twice). Suggested layouts go with ``mm(a, b, accumulator)`` only; ``load_a`` and ``load_b`` fill them.
     function : {'MM'}
         Only matrix products.
     execution : {'Block'}
@@ -123,6 +127,7 @@ def matmul(
         block_dim=block_dim,
         block_size=block_size,
         static_block_dim=static_block_dim,
+        layout=layout,
         sm=sm,
     )
     return DeviceMatmul(matmul_traits.complete(spec, leading_dimension))

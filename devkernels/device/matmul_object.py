@@ -109,6 +109,11 @@ class DeviceMatmul:
         return self._spec.static_block_dim
 
     @property
+    def layout(self) -> str:
+        """``plain``, or ``suggested``: how a and b lie in shared memory."""
+        return self._spec.layout
+
+    @property
     def a_value_type(self) -> np.dtype:
         """Dtype of a."""
         return np.dtype(self._spec.value_types[0])
@@ -164,17 +169,17 @@ class DeviceMatmul:
     @property
     def a_size(self) -> int:
         """Elements of shared memory that a takes, with the gaps of its leading dimension."""
-        return self._spec.sizes()[0]
+        return matmul_traits.sizes(self._spec)[0]
 
     @property
     def b_size(self) -> int:
         """As `a_size`, of b."""
-        return self._spec.sizes()[1]
+        return matmul_traits.sizes(self._spec)[1]
 
     @property
     def c_size(self) -> int:
         """As `a_size`, of c."""
-        return self._spec.sizes()[2]
+        return matmul_traits.sizes(self._spec)[2]
 
     @property
     def block_dim(self) -> Dim3:

@@ -59,7 +59,8 @@ def _code_finder(mm, api: str):
                 f"sm='{here}'.",
                 spec=spec,
             )
-        return linkable(MatmulRequest(matmul_traits.description(moved, api), here))
+        form = matmul_traits.fragment_api(moved) if api == "fragment" else api
+        return linkable(MatmulRequest(matmul_traits.description(moved, form), here))
 
     return find
 
@@ -164,19 +165,35 @@ def _holds(f, i):
 # -- tiles -------------------------------------------------------------------------------------------------------------
 
 
+def _placed_load(mm, which: int, letter: str, x):
+    """Load into a layout of the library's: its own copies of whole tiles, and element by element at the edges."""
+    find, rows = _code_finder(mm, "fragment"), mm.spec.row_order[which]
+    axis = 1 if rows else 0
+    wide = mm.spec.alignment[which] if tiles.axis_of(x) == axis else None
+    copy = calls.make_copy_tile(find, letter, axis) if wide is not None else None
+    index = calls.make_index(find, letter)
+    return tiles.make_placed(*mm.spec.shapes[which], index, copy, tiles.axis_of(x), mm.block_dim, False, wide)
+
+
 def _register_tile(letter: str, which: int) -> None:
     @overload_method(DeviceMatmulType, f"load_{letter}", jit_options=INLINE)
     def load(f, x, row, column, tile):
         _check_global(f.mm, x, which)
         _check_matrix(f.mm, tile, which, letter)
-        body = tiles.make_load(*f.mm.tile_of(which), tiles.axis_of(x), f.mm.block_dim)
+        body = _placed_load(f.mm, which, letter, x) if f.mm.spec.layout != "plain" and which < 2 else tiles.make_load(
+            *f.mm.tile_of(which), tiles.axis_of(x), f.mm.block_dim
+        )  # fmt: skip
         return lambda f, x, row, column, tile: body(x, row, column, tile)
 
     @overload_method(DeviceMatmulType, f"store_{letter}", jit_options=INLINE)
     def store(f, tile, y, row, column):
         _check_global(f.mm, y, which)
         _check_matrix(f.mm, tile, which, letter)
-        body = tiles.make_store(*f.mm.tile_of(which), tiles.axis_of(y), f.mm.block_dim)
+        if f.mm.spec.layout != "plain" and which < 2:
+            index = calls.make_index(_code_finder(f.mm, "fragment"), letter)
+            body = tiles.make_placed(*f.mm.spec.shapes[which], index, None, tiles.axis_of(y), f.mm.block_dim, True)
+        else:
+            body = tiles.make_store(*f.mm.tile_of(which), tiles.axis_of(y), f.mm.block_dim)
         return lambda f, tile, y, row, column: body(y, row, column, tile)
 
 

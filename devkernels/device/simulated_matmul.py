@@ -68,6 +68,10 @@ def _store(values: np.ndarray, sink: np.ndarray) -> None:
 
 def call(mm, *arguments) -> None:
     """Run ``mm(...)``; see devkernels.matmul for the forms."""
+    if len(arguments) != 3 and mm.spec.layout != "plain":
+        raise ArgumentError(
+            f"the {mm.spec} has suggested layouts of a and b, which go with mm(a, b, accumulator) only.", spec=mm.spec
+        )
     if len(arguments) == 3:
         _accumulate(mm, *arguments)
     elif len(arguments) == 5:

@@ -108,3 +108,49 @@ def _wide(narrow, lines, length, pitch, item, axis, threads, thread_index, store
                     copy(sink, here, source, there)
 
     return device_function(move)
+
+
+def make_placed(rows: int, columns: int, index: Callable, copy: Callable | None, contiguous: int | None,
+                block_dim: tuple[int, int, int], store: bool, alignment: int | None = None) -> Callable:  # fmt: skip
+    """As `make_load` and `make_store`, for a tile whose element (i, j) lies at ``index(tile, i, j)``.
+
+    ``copy(x, start, tile)``, if there is one, loads a tile that lies inside the array, `start` bytes from its first
+    element, and on multiples of `alignment` bytes.
+    """
+    threads, count = block_dim[0] * block_dim[1] * block_dim[2], rows * columns
+    thread_index = _thread_index(block_dim)
+    by_rows = contiguous != 0
+    line = columns if by_rows else rows
+
+    def narrow(x, row, column, tile):
+        for e in range(thread_index(), count, threads):
+            outer, inner = e // line, e % line
+            i, j = (outer, inner) if by_rows else (inner, outer)
+            inside = row + i < x.shape[0] and column + j < x.shape[1]
+            place = index(tile, i, j)
+            if store:
+                if inside:
+                    x[row + i, column + j] = tile[place]
+            elif inside:
+                tile[place] = x[row + i, column + j]
+            else:
+                tile[place] = 0
+
+    narrow = device_function(narrow)
+    if copy is None:
+        return narrow
+    from devkernels.device._intrinsics import data_pointer, misaligned
+
+    unsigned, axis, bits = np.uint64, contiguous, np.uint64(alignment - 1)
+
+    def load(x, row, column, tile):
+        start = unsigned(row * x.strides[0] + column * x.strides[1])
+        step = unsigned(x.strides[1 - axis])
+        outside = row + rows > x.shape[0] or column + columns > x.shape[1] or row < 0 or column < 0
+        source, sink = data_pointer(x), data_pointer(tile)
+        if outside or ((start | step) & bits) != 0 or misaligned(source, alignment) or misaligned(sink, alignment):
+            narrow(x, row, column, tile)
+        else:
+            copy(x, start, tile)
+
+    return device_function(load)

@@ -39,6 +39,7 @@ def make_gemm(
     prologue_a: Callable | None = None,
     prologue_b: Callable | None = None,
     tf32: int | None = None,
+    tune: bool = False,
 ) -> Gemm:
     """Plan ``d[row, column] = epilogue(alpha (a @ b)[row, column] + beta c[row, column])`` as one kernel.
 
@@ -66,6 +67,9 @@ def make_gemm(
         float32 only, on sm_90; elsewhere this changes nothing). 3: in three products, of each number's upper bits and
         what they leave (an error of about that of float32; from sm_80 on; infinities become NaN). 0: multiply what is
         there. Left out: 0.
+    tune : bool
+        Measure some ways of cutting the work at the first call for shapes and orders, on a GPU, and keep the fastest in
+        the cache. Such a call takes seconds, and cannot be captured in a CUDA graph.
 
     Returns
     -------
@@ -143,7 +147,7 @@ def make_gemm(
             f"tf32={int(tf32)} is a way of multiplying {' or '.join(possible)}, not {a_dtype} by {b_dtype} added up in "
             f"{kind}."
         )
-    return Gemm(GemmSpec(a_dtype, b_dtype, result, kind, steps, prologue_a, prologue_b, int(tf32)))
+    return Gemm(GemmSpec(a_dtype, b_dtype, result, kind, steps, prologue_a, prologue_b, int(tf32)), bool(tune))
 
 
 _MOST = 64

@@ -13,6 +13,7 @@ import numpy as np
 from devkernels.compiler.kernel import Options
 from devkernels.kernels import arrays, gemm_warpgroup
 from devkernels.kernels.gemm_route import GemmSpec, as_matrix
+from devkernels.kernels.gemm_tune import USUAL, Knobs
 from devkernels.launch.jit import Kernel
 from devkernels.lazy import cuda
 
@@ -78,8 +79,9 @@ def aligned(x: Any, rows: bool | None, kept: list, stream: Any) -> Any:
 class Aligned:
     """Launches of a product some of whose operands are copied first; called as a `Prepared`."""
 
-    def __init__(self, spec: GemmSpec, copied: tuple[bool, bool], stream: Any, kept: list):
+    def __init__(self, spec: GemmSpec, copied: tuple[bool, bool], stream: Any, kept: list, knobs: Knobs = USUAL):
         self._spec, self._copied, self._stream = spec, copied, stream
+        self._knobs = knobs
         self._kept = kept  # what a CUDA graph that is being captured will write to
 
     def __call__(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> None:
@@ -92,7 +94,7 @@ class Aligned:
             )
             matrices = (as_matrix(arrays.describe(x, "array")) for x in (a, b))
             result = as_matrix(arrays.describe(d, "out"))
-            run = gemm_warpgroup.prepare(self._spec, *matrices, c, result, extra, self._stream)
+            run = gemm_warpgroup.prepare(self._spec, *matrices, c, result, extra, self._stream, self._knobs)
             run(a, b, c, alpha, beta, extra, d)
 
     def bind(self, *_: Any) -> None:

@@ -23,10 +23,12 @@ from devkernels.kernels.gemm_route import (
     WARPGROUP,
     GemmSpec,
     Matrix,
+    Route,
     as_matrix,
     by_shape,
     small_tiling,
 )
+from devkernels.kernels.gemm_tune import USUAL, Knobs
 from devkernels.kernels.gemm_views import Prepared, batched_view, numbers, wide_rows
 from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.launch import driver
@@ -36,12 +38,10 @@ from devkernels.matrix.steps import element_function, function_of
 
 
 def prepare(
-    spec: GemmSpec, a: Any, b: Any, c: Any, d: Any, extra: tuple, stream: Any, kept: list
+    spec: GemmSpec, a: Any, b: Any, c: Any, d: Any, extra: tuple, stream: Any, kept: list, knobs: Knobs = USUAL
 ) -> Prepared | gemm_aligned.Aligned:
     """Choose, compile (or find) and configure the kernel for checked arrays; `kept` takes memory of captured graphs."""
-    left, right, result = (as_matrix(arrays.describe(x, n)) for x, n in ((a, "a"), (b, "b"), (d, "out")))
-    c_dtype = None if c is None else arrays.describe(c, "c").dtype
-    route = by_shape(spec, target.current_target(), left, right, result, c_dtype)
+    left, right, result, route = routed(spec, a, b, c, d)
     if route.path == SMALL:
         tiling = small_tiling(spec, left, right, result, c is not None, target.current_target())
         make = _packed if isinstance(tiling, packed.PackedTiling) else _small
@@ -49,12 +49,19 @@ def prepare(
     if route.path == TENSOR:
         return _tensor(spec, left, right, c, result, extra, stream)
     if route.path == STAGED:
-        return _staged(spec, left, right, c, result, extra, stream)
+        return _staged(spec, left, right, c, result, extra, stream, knobs)
     if any(route.copied):
-        return gemm_aligned.Aligned(spec, route.copied, stream, kept)
+        return gemm_aligned.Aligned(spec, route.copied, stream, kept, knobs)
     if route.path == WARPGROUP:
-        return gemm_warpgroup.prepare(spec, left, right, c, result, extra, stream)
+        return gemm_warpgroup.prepare(spec, left, right, c, result, extra, stream, knobs)
     return _portable(spec, left, right, c, result, extra, stream)
+
+
+def routed(spec: GemmSpec, a: Any, b: Any, c: Any, d: Any) -> tuple[Matrix, Matrix, Matrix, Route]:
+    """Axes of a, b and d, and the main loop that they take."""
+    left, right, result = (as_matrix(arrays.describe(x, n)) for x, n in ((a, "a"), (b, "b"), (d, "out")))
+    c_dtype = None if c is None else arrays.describe(c, "c").dtype
+    return left, right, result, by_shape(spec, target.current_target(), left, right, result, c_dtype)
 
 
 # -- the portable main loop --------------------------------------------------------------------------------------------
@@ -105,8 +112,11 @@ def portable_kernel(
 # -- slices copied ahead: float32, float64, complex --------------------------------------------------------------------
 
 
-def _staged(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any) -> Prepared:
+def _staged(
+    spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any, knobs: Knobs
+) -> Prepared:
     tiling = staged_tiling(spec, a, b, d, c is not None, driver.multiprocessors(driver.current_device()))
+    tiling = knobs.of(tiling)
     batched = tuple(len(getattr(x, "shape", ())) == 3 for x in extra)
     (rows, columns), batch = tiling.tile, d.batch
     grid = (-(-d.columns // columns) * batch, -(-d.rows // rows))

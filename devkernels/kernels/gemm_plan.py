@@ -14,9 +14,10 @@ import numpy as np
 
 from devkernels import target
 from devkernels.errors import TargetError
-from devkernels.kernels import arrays, gemm_images, gemm_kernels
+from devkernels.kernels import arrays, gemm_images, gemm_kernels, gemm_tune
 from devkernels.kernels.gemm_checks import Checks
 from devkernels.kernels.gemm_route import PORTABLE, GemmSpec, as_matrix, by_kind, by_shape
+from devkernels.kernels.gemm_tune import USUAL, Knobs
 from devkernels.matrix.steps import operands_of
 
 _REMEMBERED = 256
@@ -25,8 +26,9 @@ _REMEMBERED = 256
 class Gemm:
     """A product with its dtypes and epilogue chosen; made by `make_gemm`, which documents it."""
 
-    def __init__(self, spec: GemmSpec):
-        self.spec = spec
+    def __init__(self, spec: GemmSpec, tune: bool = False):
+        self.spec, self.tune = spec, tune
+        self._knobs: dict[str, Knobs] = {}  # what was measured, by what it depends on
         self.checks = Checks(spec)
         # What was found out about calls: by all that a launch depends on, addresses included, the launch; by all but
         # the result, its shape and dtype. No array is kept alive: one at the same address is as good.
@@ -115,7 +117,8 @@ class Gemm:
         def launch(**given: Any) -> None:
             there = tuple(given.get(f"extra[{i}]", x) for i, x in enumerate(extra))
             values = given["a"], given["b"], given.get("c"), *scalars, there, given["out"]
-            prepared = gemm_kernels.prepare(self.spec, *values[:3], given["out"], there, stream, self._kept)
+            knobs = self._tuned(values, stream) if self.tune and target.home().kind == "gpu" else USUAL
+            prepared = gemm_kernels.prepare(self.spec, *values[:3], given["out"], there, stream, self._kept, knobs)
             prepared(*values)
             if target.home().kind == "gpu" and given["out"] is result:
                 if kept is not None:
@@ -126,6 +129,22 @@ class Gemm:
 
         arrays.run_where_kernels_live({**inputs, "out": result}, launch, ("out",))
         return result
+
+    def _tuned(self, values: tuple, stream: Any) -> Knobs:
+        """The fastest choice for arrays like these; measured on a result of its own, since out may be an operand."""
+        a, b, c, _, _, extra, d = values
+        left, right, result, route = gemm_kernels.routed(self.spec, a, b, c, d)
+        key = gemm_tune.key_of(self.spec, route, left, right, result, c is not None)
+        if key not in self._knobs:
+            other = arrays.empty(a, tuple(d.shape), self.spec.out_dtype)
+
+            def launch(knobs: Knobs) -> Callable[[], None]:
+                run = gemm_kernels.prepare(self.spec, a, b, c, other, extra, stream, self._kept, knobs)
+                return lambda: run(*values[:6], other)
+
+            with arrays.on_stream(a, stream):
+                self._knobs[key] = gemm_tune.tuned(key, route, a, launch)
+        return self._knobs[key]
 
     def _remember(self, key: tuple, mark: tuple, run: Callable[[], None] | None) -> None:
         """Keep a launch for arrays like these at these addresses."""

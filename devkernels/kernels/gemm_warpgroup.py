@@ -13,6 +13,7 @@ from devkernels.compiler.kernel import Options
 from devkernels.errors import CompileError
 from devkernels.kernels import arrays
 from devkernels.kernels.gemm_route import STORED_BYTES, GemmSpec, Matrix, as_matrix
+from devkernels.kernels.gemm_tune import USUAL, Knobs
 from devkernels.kernels.gemm_views import Prepared, batched_view, numbers, wide
 from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.launch import driver
@@ -21,13 +22,16 @@ from devkernels.matrix import finish, warpgroup
 from devkernels.matrix.steps import operands_of, takes_all
 
 
-def prepare(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any) -> Prepared:
+def prepare(
+    spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any, knobs: Knobs = USUAL
+) -> Prepared:
     """Configure the kernel for checked arrays; see `gemm_kernels.prepare`."""
     tiling = warpgroup.Tiling(
         kind=spec.kind, a_turned=not a.along_rows, b_turned=bool(b.along_rows),
         a_batched=a.batch > 1, b_batched=b.batch > 1, to_float=spec.kind == "s8" and not spec.whole,
         stages=warpgroup.Tiling.stages_for(spec.steps, c is not None),
     )  # fmt: skip
+    tiling = knobs.of(tiling)
     end = finish_for(spec, d, None if c is None else as_matrix(arrays.describe(c, "c")), extra)
     kernel = warpgroup_kernel(spec, tiling, end)
     rows, columns, batch, steps = d.rows, d.columns, d.batch, -(-a.columns // tiling.depth)

@@ -20,20 +20,26 @@ _PRECISION = {"float16": 3, "float32": 5, "float64": 6, "int8": 7, "int16": 8, "
 _TYPE = {"real": 0, "complex": 1}
 _ARRANGEMENT = {"col_major": 0, "row_major": 1}
 _TRANSPOSE = {"non_transposed": 0, "transposed": 1, "conj_transposed": 2}
-_API = {"shared": 0, "leading_dimensions": 1, "fragment": 2}
+_API = {"shared": 0, "leading_dimensions": 1, "fragment": 2, "suggested": 2}
 _OPERATOR = dict(function=0, size=1, type=2, precision=3, sm=4, execution=5, block_dim=6, leading_dimension=7,
                  transpose_mode=8, api=9, arrangement=10, alignment=11, static_block_dim=12)  # fmt: skip
 _TRAIT = dict(block_dim=3, leading_dimension=4, alignment=7, suggested_leading_dimension=8,
               suggested_block_dim=9)  # fmt: skip
 _TRAIT_SYMBOL = 5
 _BLOCK = 1
-_SMEM_A, _SMEM_B, _RMEM_C = 0, 1, 11  # tensors
+# Tensors: a and b in shared memory, c in registers; in plain layouts, or as the library suggests, which then also
+# copies from global ones.
+_TENSORS = {"fragment": {"a": 0, "b": 1, "c": 11},
+            "suggested": {"a": 3, "b": 4, "c": 6, "global a": 7, "global b": 8}}  # fmt: skip
 _STORAGE_BYTES = 0  # trait of a tensor
-_EXECUTE, _POSITION, _ACTIVE, _IN_BOUNDS = 0, 6, 8, 10  # device functions
 _SYMBOL_NAME = 0  # option of a device function
-
-FRAGMENT_FUNCTIONS = {"execute": (_EXECUTE, 3), "position": (_POSITION, 1), "active": (_ACTIVE, 1),
-                      "in_bounds": (_IN_BOUNDS, 1)}  # fmt: skip
+_PLAIN = {"execute": (0, "a", "b", "c"), "position": (6, "c"), "active": (8, "c"), "in_bounds": (10, "c")}
+# Device functions by name: their kind, and the tensors that they are for.
+FUNCTIONS = {
+    "fragment": _PLAIN,
+    "suggested": {**_PLAIN, "index_a": (7, "a"), "index_b": (7, "b"), "copy_a": (1, "global a", "a"),
+                  "copy_b": (1, "global b", "b"), "copy_wait": (2,)},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,9 @@ class MatmulDescription:
     alignment: tuple[int, int, int] | None = None
     block_dim: tuple[int, int, int] | None = None
     static_block_dim: bool = False
-    api: str = "shared"
+    api: str = (
+        "shared"  # one of shared, leading_dimensions, fragment, suggested (fragment, with such layouts of a and b)
+    )
 
 
 class _Descriptor:
@@ -75,7 +83,7 @@ class _Descriptor:
                 self._set("block_dim", d.block_dim)
             if d.static_block_dim:
                 self._set("static_block_dim", 1)
-            if d.leading_dimension is not None and d.api != "leading_dimensions":
+            if d.leading_dimension is not None and d.api not in ("leading_dimensions", "suggested"):
                 self._set("leading_dimension", d.leading_dimension)
             if d.transpose_mode is not None:
                 self._set("transpose_mode", [_TRANSPOSE[t] for t in d.transpose_mode])
@@ -115,19 +123,19 @@ class _Descriptor:
         return text.value.decode()
 
     @contextmanager
-    def tensors(self) -> Iterator[list[Int64]]:
-        """The tensors of the fragment form: a and b in shared memory, c in registers."""
-        library, made = load(), []
+    def tensors(self) -> Iterator[dict[str, Int64]]:
+        """The tensors of the fragment form, by name."""
+        library, made = load(), {}
         try:
-            for kind in (_SMEM_A, _SMEM_B, _RMEM_C):
-                tensor = Int64()
+            for name, kind in _TENSORS[self.about.api].items():
+                tensor = made[name] = Int64()
                 status = library.cublasdxCreateTensor(self.handle, kind, ctypes.byref(tensor))
                 check(status, "creating a tensor", self.about)
-                made.append(tensor)
-            check(library.cublasdxFinalizeTensors(ctypes.c_size_t(3), (Int64 * 3)(*made)), "tensors", self.about)
+            handles = (Int64 * len(made))(*made.values())
+            check(library.cublasdxFinalizeTensors(ctypes.c_size_t(len(made)), handles), "tensors", self.about)
             yield made
         finally:
-            for tensor in made:
+            for tensor in made.values():
                 library.cublasdxDestroyTensor(tensor)
 
 
@@ -137,39 +145,42 @@ def traits(description: MatmulDescription) -> dict[str, tuple[int, int, int]]:
         return {name: d.triple(name) for name in _TRAIT}
 
 
-def fragment_size(description: MatmulDescription) -> int:
-    """Elements of c that a thread holds in registers."""
+def storage(description: MatmulDescription) -> tuple[int, int, int]:
+    """Bytes of a and b in shared memory, and of c in a thread's registers, in the fragment form."""
+    found = []
     with _Descriptor(description) as d, d.tensors() as tensors:
-        size = Int64()
-        status = load().cublasdxGetTensorTraitInt64(tensors[2], _STORAGE_BYTES, ctypes.byref(size))
-        check(status, "the size of a fragment", description)
-        return size.value
+        for name in "abc":
+            size = Int64()
+            status = load().cublasdxGetTensorTraitInt64(tensors[name], _STORAGE_BYTES, ctypes.byref(size))
+            check(status, f"the size of {name}", description)
+            found.append(size.value)
+    return tuple(found)
 
 
 @functools.cache
 def symbols(description: MatmulDescription) -> dict[str, str]:
     """Names of the device functions, known without compiling them."""
-    if description.api != "fragment":
+    if description.api not in FUNCTIONS:
         with _Descriptor(description) as descriptor:
             return {"execute": descriptor.symbol()}
     stem = "devkernels_matmul_" + hashlib.sha256(repr(description).encode()).hexdigest()[:24]
-    return {name: f"{stem}_{name}" for name in FRAGMENT_FUNCTIONS}
+    return {name: f"{stem}_{name}" for name in FUNCTIONS[description.api]}
 
 
 def ltoir(description: MatmulDescription, target_sm: int) -> bytes:
     """Compile to LTO-IR for `target_sm` (90 for sm_90); the fragment form's functions come together."""
     library = load()
     with _Descriptor(description) as descriptor:
-        if description.api != "fragment":
+        if description.api not in FUNCTIONS:
             return code_of(description, target_sm, lambda code: library.cublasdxFinalizeCode(code, descriptor.handle))
         with descriptor.tensors() as tensors, ExitStack() as stack:
             functions = []
             for name, symbol in symbols(description).items():
-                kind, count = FRAGMENT_FUNCTIONS[name]
-                given = tensors if count == 3 else tensors[2:]
-                function = Int64()
+                kind, *wanted = FUNCTIONS[description.api][name]
+                given = (Int64 * len(wanted))(*(tensors[one] for one in wanted)) if wanted else None
+                function, count = Int64(), ctypes.c_size_t(len(wanted))
                 status = library.cublasdxCreateDeviceFunction(
-                    descriptor.handle, kind, ctypes.c_size_t(count), (Int64 * count)(*given), ctypes.byref(function)
+                    descriptor.handle, kind, count, given, ctypes.byref(function)
                 )
                 check(status, f"creating {name}", description)
                 stack.callback(library.cublasdxDestroyDeviceFunction, function)

@@ -110,6 +110,23 @@ def test_refused_the_second_time_as_the_first(rng):
             plan(x, x)
 
 
+@pytest.mark.parametrize(("dtype", "size"), [("float16", (640, 512, 256)), ("float32", (300, 256, 64))])
+def test_tuned(dtype, size, rng):
+    """Measured once; the second plan finds it in the cache. An operand that is the result is left alone meanwhile."""
+    a, b = drawn(rng, *size, dtype)
+    plan = devkernels.make_gemm(dtype, epilogue="residual", tune=True)
+    residual = cupy.asarray(integers(rng, size[:2], dtype))
+    want = (a.astype("f4") @ b.astype("f4") + residual.astype("f4")).astype(dtype)
+    out = residual.copy()
+    assert plan(a, b, extra=(out,), out=out) is out
+    assert bool(cupy.array_equal(out, want))
+    assert bool(cupy.array_equal(plan(a, b, extra=(residual,)), want))
+    (found,) = plan._knobs.values()
+    again = devkernels.make_gemm(dtype, epilogue="residual", tune=True)
+    assert bool(cupy.array_equal(again(a, b, extra=(residual,)), want))
+    assert list(again._knobs.values()) == [found]
+
+
 @pytest.mark.parametrize(("dtype", "size", "path"), KINDS)
 def test_bound(dtype, size, path, rng):
     plan = devkernels.make_gemm(dtype)

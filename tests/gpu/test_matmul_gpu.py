@@ -49,6 +49,23 @@ def test_accumulator_form_with_tails(precision, rng):
         np.testing.assert_array_equal(out.get(), c + a.astype(wide) @ b.astype(wide))
 
 
+@pytest.mark.parametrize("orders", [("row_major", "col_major"), ("col_major", "row_major")])
+@pytest.mark.parametrize("precision", [MIXED, np.float32])
+def test_suggested_layouts(precision, orders, rng):
+    """Swizzled: whole tiles copied by the library, edges and sources in the other order element by element."""
+    mm = devkernels.matmul(size=(64, 32, 32), precision=precision, arrangement=(*orders, "row_major"),
+                           alignment=(16, 16, 16), layout="suggested")  # fmt: skip
+    kernel = accumulator_kernel(mm)
+    for m, n, k in ((128, 64, 96), (67, 33, 50), (1, 1, 1)):
+        a, b = integers(rng, (m, k), mm.a_value_type), integers(rng, (k, n), mm.b_value_type)
+        c, wide = integers(rng, (m, n), mm.c_value_type), mm.c_value_type
+        for order_a, order_b in (("C", "F"), ("F", "C")):
+            out = cupy.asarray(poison((m, n), wide))
+            there = cupy.asarray(a, order=order_a), cupy.asarray(b, order=order_b), cupy.asarray(c)
+            kernel[(-(-m // 64), -(-n // 32)), mm.block_dim](*there, out)
+            np.testing.assert_array_equal(out.get(), c + a.astype(wide) @ b.astype(wide))
+
+
 def test_random_data(rng):
     mm = devkernels.matmul(size=(64, 64, 32), precision=np.float32)
     kernel, size = accumulator_kernel(mm), 192

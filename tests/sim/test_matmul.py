@@ -140,3 +140,15 @@ def test_wrong_arrays_are_named(generator):
 
     with pytest.raises(ArgumentError, match="needs 16"):
         short[1, 1](small)
+
+
+def test_suggested_layout_is_the_librarys_affair(generator):
+    """The kernel's text is the same; here a and b lie as they always do. The other forms refuse it."""
+    mm = devkernels.matmul(size=(8, 8, 4), precision=np.float32, block_size=32, layout="suggested")
+    assert mm.layout == "suggested"
+    a, b, c = (integers(generator, s, "f4") for s in ((11, 9), (9, 13), (11, 13)))
+    out = poison((11, 13), "f4")
+    accumulator_kernel(mm)[(2, 2), mm.block_dim](a, b, c, out)
+    np.testing.assert_array_equal(out, c + a @ b)
+    with pytest.raises(ArgumentError, match=r"go with mm\(a, b, accumulator\) only"):
+        shared_kernel(mm)[1, mm.block_dim](a[:8, :4], b[:4, :8], c[:8, :8], out[:8, :8], 1, 0)
