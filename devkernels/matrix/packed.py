@@ -101,14 +101,14 @@ def make_kernel(t: PackedTiling, epilogue: Callable) -> Callable:
 
     The grid has a block for each `count` products.
     """
-    from devkernels.matrix import ends, ptx, staged_calls, tensor_calls
+    from devkernels.matrix import ends, ptx, staged_calls, staged_copies, tensor_calls
 
     copies = []
     for which in range(2):
         lines, length = t.lines(which)
         pieces = length // t.each
         copies.append(
-            staged_calls.make_copy_products(t.count, lines, pieces, t.pitch(which), t.product_bytes(which), t.threads)
+            staged_copies.make_copy_products(t.count, lines, pieces, t.pitch(which), t.product_bytes(which), t.threads)
         )
     copy_a, copy_b = copies
     multiply = staged_calls.make_multiply(
@@ -118,7 +118,7 @@ def make_kernel(t: PackedTiling, epilogue: Callable) -> Callable:
     parts = 2 if t.dtype.startswith("complex") else 1
     sums_count, number = SHARE * SHARE * parts, np.dtype("f8" if t.dtype in ("float64", "complex128") else "f4")
     clear = tensor_calls.make_clear(sums_count)
-    commit, wait = staged_calls.commit_copies, staged_calls.make_wait(0)
+    commit, wait = staged_copies.commit_copies, staged_copies.make_wait(0)
     address, shared_address, u32 = ptx.address, ptx.shared_address, np.uint32
     count, each, threads_each, across = t.count, t.each, t.threads_each, t.n // SHARE
     item, a_along, b_along, a_pitch, b_pitch = ITEM_BYTES[t.dtype], t.a_along, t.b_along, t.pitch(0), t.pitch(1)

@@ -170,17 +170,17 @@ def make_kernel(t: StagedTiling, epilogue: Callable) -> Callable:
 
     The grid has tiles of columns, batch after batch, along x and tiles of rows along y.
     """
-    from devkernels.matrix import ends, ptx, staged_calls, tensor_calls
+    from devkernels.matrix import ends, ptx, staged_calls, staged_copies, staged_tensor, tensor_calls
 
     copies = []
     for which, operand in enumerate((t.a, t.b)):
         lines, length = t.lines(which)
         piece = WIDEST if operand.wide else t.item
-        copies.append(staged_calls.make_copy(lines, length, t.pitch(which), t.item, piece, t.threads, operand.along))
+        copies.append(staged_copies.make_copy(lines, length, t.pitch(which), t.item, piece, t.threads, operand.along))
     copy_a, copy_b = copies
     form = t.dtype, t.a.along, t.b.along, t.pitch(0), t.pitch(1), t.places(0), t.places(1), t.depth
     slices = (
-        staged_calls.make_tensor_slices(*form, t.tall or t.split)
+        staged_tensor.make_tensor_slices(*form, t.tall or t.split)
         if t.on_tensor_cores
         else staged_calls.make_slices(*form)
     )
@@ -192,8 +192,8 @@ def make_kernel(t: StagedTiling, epilogue: Callable) -> Callable:
     number = np.dtype("f8" if t.dtype in ("float64", "complex128") else "f4")
     count = len(t.places(0)) * len(columns) * (2 if t.dtype.startswith("complex") else 1)
     clear = tensor_calls.make_clear(count)
-    commit = staged_calls.commit_copies
-    wait_first, wait_next = staged_calls.make_wait(t.stages - 2), staged_calls.make_wait(t.stages - 3)
+    commit = staged_copies.commit_copies
+    wait_first, wait_next = staged_copies.make_wait(t.stages - 2), staged_copies.make_wait(t.stages - 3)
     address, shared_address, u32, u64 = ptx.address, ptx.shared_address, np.uint32, np.uint64
     (tile_rows, tile_columns), depth = t.tile, t.depth
     a_bytes, stage_bytes, ahead = t.matrix_bytes(0), t.matrix_bytes(0) + t.matrix_bytes(1), t.stages - 1
