@@ -8,8 +8,6 @@ zero-padded transforms.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from bench import fftconvolve
@@ -60,7 +58,6 @@ def _circular(case):
     import cupy as cp
 
     from devkernels.engine import tune
-    from devkernels.engine.block_fft import block_fft
     from devkernels.tolerance import fft_bound, relative_error
 
     size, dtype = case["size"], np.dtype(case["dtype"])
@@ -70,10 +67,7 @@ def _circular(case):
     h = np.random.default_rng().standard_normal((2, size)).T.copy().view(np.complex128)[:, 0]
     contenders = []
     for number, choice in enumerate(tune.candidates(size, dtype.itemsize)[:6]):
-        fft = block_fft(
-            size, dtype, radices=choice.radices, elements_per_thread=choice.elements, ffts_per_block=choice.rows
-        )
-        fft = dataclasses.replace(fft, max_registers=choice.max_registers, streamed=choice.streamed)
+        fft = tune.planned(choice, dtype)
         y = cp.full_like(x, cp.nan)
         spectrum = cp.asarray(fft.order_filter(np.fft.fft(h) / size).astype(dtype))
         kernel = tune.round_trip_kernel(fft)

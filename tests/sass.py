@@ -36,6 +36,12 @@ class Sass:
         """Instructions whose mnemonic starts with any of `prefixes`; NOP padding is not counted in `total`."""
         return sum(number for name, number in self.counts.items() if name.startswith(prefixes))
 
+    def numbers(self, prefix: str, size: int = 8) -> int:
+        """Numbers of `size` bytes that accesses of this kind move; none of them may be narrower."""
+        each = {f"{prefix}.{8 * size * count}": count for count in (1, 2) if size * count <= 16}
+        assert sum(self.counts[name] for name in each) == self.count(prefix), self.counts
+        return sum(self.counts[name] * count for name, count in each.items())
+
     @property
     def total(self) -> int:
         return sum(number for name, number in self.counts.items() if name != "NOP")

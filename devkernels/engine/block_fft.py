@@ -33,6 +33,8 @@ class BlockFFT:
         Registers that a thread should have, where the plan was measured with a limit.
     streamed : bool
         `load` and `store` take no place in the L1 cache, `load_filter` keeps it.
+    ahead : bool
+        Rows are best fetched ahead (`devkernels.engine.ahead`).
     """
 
     plan: BlockPlan
@@ -42,6 +44,7 @@ class BlockFFT:
     rotated: bool = False
     max_registers: int | None = None
     streamed: bool = False
+    ahead: bool = False
 
     @property
     def size(self) -> int:
@@ -76,7 +79,8 @@ class BlockFFT:
     @property
     def offsets(self) -> tuple[int, ...]:
         """Row elements from a thread's first to each of its slots."""
-        return tuple(e * self.stride for e in range(self.elements_per_thread))
+        width = self.plan.width
+        return tuple(e // width * width * self.stride + e % width for e in range(self.elements_per_thread))
 
     @property
     def rows_cache(self) -> str:
@@ -108,7 +112,9 @@ class BlockFFT:
         spectrum = np.asarray(spectrum)
         if spectrum.shape[-1:] != (self.size,):
             raise SpecError(f"The spectrum has shape {spectrum.shape}; its last axis must be {self.size}.", spec=self)
-        return np.ascontiguousarray(spectrum[..., self.spectrum_index.T.reshape(-1)])
+        width = self.plan.width
+        held = self.spectrum_index.reshape(self.stride, -1, width)
+        return np.ascontiguousarray(spectrum[..., held.transpose(1, 0, 2).reshape(-1)])
 
     @functools.cached_property
     def forward(self):
@@ -142,17 +148,20 @@ class BlockFFT:
     @functools.cached_property
     def load(self):
         """Device function ``load(data, memory, base)``: a thread's share of a complex row that starts at base - tx."""
-        return emit.gather(emit.Move(self.offsets, self.dtype.name, cache=self.rows_cache))
+        return emit.gather(self._move(self.rows_cache))
 
     @functools.cached_property
     def load_filter(self):
         """Device function as `load`, for what many rows read: it stays in the L1 cache."""
-        return emit.gather(emit.Move(self.offsets, self.dtype.name, cache="often" if self.streamed else ""))
+        return emit.gather(self._move("often" if self.streamed else ""))
 
     @functools.cached_property
     def store(self):
         """Device function ``store(data, memory, base)``: the reverse of `load`."""
-        return emit.scatter(emit.Move(self.offsets, self.dtype.name, cache=self.rows_cache))
+        return emit.scatter(self._move(self.rows_cache))
+
+    def _move(self, cache: str) -> emit.Move:
+        return emit.Move(self.offsets, self.dtype.name, cache=cache, pairs=self.plan.neighbours)
 
     def _make(self, sign, filtered=False, **options):
         from devkernels.engine import stages
@@ -188,6 +197,8 @@ def block_fft(
     real_input: bool = False,
     rotated: bool = False,
     columns: bool = False,
+    pairs: bool = False,
+    neighbours: bool = False,
     tune: bool = False,
 ) -> BlockFFT:
     """Make device functions that transform rows with the threads of a block, for fused spectral kernels.
@@ -234,6 +245,13 @@ def block_fft(
     columns : bool
         For transforms along an axis that is not the last: threadIdx.x runs over the `ffts_per_block` transforms of the
         block, which should be neighbours in memory, and threadIdx.y along the transform.
+    pairs : bool
+        Elements pass shared memory two at a time where a thread holds neighbours: fewer instructions, but for most
+        lengths the layouts are larger. Plans from the table know whether it helps.
+    neighbours : bool
+        Where the table says that it helps, slots are pairs of neighbours: slot e of thread tx is element
+        ``2 tx + f.offsets[e]`` of a row, and rows begin at multiples of 16 bytes. Otherwise ``f.plan.width`` is 1, and
+        all is as above.
     tune : bool
         Measure plans on this GPU (once; the best is kept in the cache) instead of taking one from the table.
     rotated : bool
@@ -258,7 +276,7 @@ def block_fft(
     """
     size = whole_number(size, "size")
     dtype = _complex_dtype(precision)
-    limit, streamed = None, False
+    limit, streamed, ahead, held = None, False, False, False
     if radices is None:
         if elements_per_thread is not None:
             raise SpecError("elements_per_thread needs radices: give both, or neither.")
@@ -269,7 +287,8 @@ def block_fft(
         else:
             found = choose.choose(size, dtype.itemsize)
         radices, elements_per_thread, limit = found.radices, found.elements, found.max_registers
-        rows, streamed = found.rows, found.streamed
+        rows, streamed, pairs, ahead = found.rows, found.streamed, pairs or found.pairs, found.ahead
+        held = neighbours and found.neighbours
     else:
         radices = tuple(radices)
         if index.prefix_products(radices)[-1] != size:
@@ -277,11 +296,14 @@ def block_fft(
         elements_per_thread = elements_per_thread or index.common_elements(radices)
         rows = choose.rows_for(size, elements_per_thread, dtype.itemsize)
     rows = rows if ffts_per_block is None else whole_number(ffts_per_block, "ffts_per_block")
-    knobs = float(frequency_offset), real_input, rotated, limit, columns, streamed
+    knobs = float(frequency_offset), real_input, rotated, limit, columns, streamed, pairs, ahead, held
     return _cached(radices, elements_per_thread, rows, dtype, *knobs)
 
 
 @functools.lru_cache(maxsize=512)
-def _cached(radices, elements, rows, dtype, offset, real_input, rotated, limit, columns, streamed) -> BlockFFT:
-    plan = make_plan(radices, elements, rows, dtype.itemsize, columns)
-    return BlockFFT(plan, dtype, offset, real_input, rotated, limit, streamed)
+def _cached(
+    radices, elements, rows, dtype, offset=0.0, real_input=False, rotated=False, limit=None, columns=False,
+    streamed=False, pairs=False, ahead=False, neighbours=False,
+) -> BlockFFT:  # fmt: skip
+    plan = make_plan(radices, elements, rows, dtype.itemsize, columns, pairs, neighbours)
+    return BlockFFT(plan, dtype, offset, real_input, rotated, limit, streamed, ahead)

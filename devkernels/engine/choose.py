@@ -16,7 +16,7 @@ from devkernels.engine.plan import BlockPlan, make_plan
 from devkernels.errors import SpecError, UnsupportedSizeError
 from devkernels.target import Target, current_target
 
-FORMAT = 2  # of choices that are kept on disk
+FORMAT = 3  # of choices that are kept on disk
 MAX_SHARED = 227 << 10  # of sm_90; a block on smaller architectures is refused at its launch, in words
 
 
@@ -29,6 +29,9 @@ class Choice:
     rows: int
     max_registers: int | None = None
     streamed: bool = False  # rows pass the L1 cache by, in and out, and leave it to filters and twiddles
+    pairs: bool = False  # elements pass shared memory two at a time
+    neighbours: bool = False  # slots are pairs of neighbours, for kernels that can take them so
+    ahead: bool = False  # circular rows are fetched ahead, by few blocks with many rows each
 
 
 # By architecture, then (length, bytes of a complex number); other architectures take the table of DEFAULT. Measured on
@@ -43,22 +46,23 @@ TUNED: dict[str, dict[tuple[int, int], Choice]] = {"sm_90": {
     (320, 8): Choice((20, 4, 4), 20, 8, 96),
     (384, 8): Choice((24, 4, 4), 24, 8, 96),
     (480, 8): Choice((20, 12, 2), 60, 8, 168),
-    (512, 8): Choice((32, 16), 32, 8, 128),
+    (512, 8): Choice((16, 32), 32, 8, 112, pairs=True, neighbours=True),
+    (640, 8): Choice((10, 8, 8), 40, 4, 144, pairs=True),
     (768, 8): Choice((12, 8, 8), 24, 1, 96, True),
     (960, 8): Choice((20, 12, 4), 60, 4, 168),
     (1024, 8): Choice((32, 32), 32, 4, 128),
     (1152, 8): Choice((12, 12, 8), 24, 2, 96),
     (1280, 8): Choice((20, 8, 8), 40, 1, 128),
     (1536, 8): Choice((24, 8, 8), 24, 1, 96),
-    (2048, 8): Choice((8, 16, 16), 16, 1, 64, True),
+    (2048, 8): Choice((16, 8, 16), 32, 1, 128, True, pairs=True),
     (2304, 8): Choice((24, 24, 4), 24, 1, 80),
     (2560, 8): Choice((40, 8, 8), 40, 1, 128),
     (3072, 8): Choice((24, 8, 16), 48, 1, 168),
-    (4096, 8): Choice((16, 16, 16), 16, 1, 64, True),
+    (4096, 8): Choice((16, 16, 16), 32, 1, 128, True, pairs=True),
     (6144, 8): Choice((24, 16, 16), 48, 1, 168),
-    (8192, 8): Choice((16, 32, 16), 32, 1, 128),
+    (8192, 8): Choice((16, 16, 32), 32, 1, 128, True, pairs=True),
     (12288, 8): Choice((48, 16, 16), 48, 1, 168),
-    (16384, 8): Choice((16, 32, 32), 32, 1, 128, True),
+    (16384, 8): Choice((16, 32, 32), 32, 1, 128, True, pairs=True, neighbours=True, ahead=True),
     (64, 16): Choice((8, 8), 8, 16),
     (128, 16): Choice((16, 8), 16, 8, 128),
     (256, 16): Choice((16, 16), 16, 8),
@@ -67,6 +71,12 @@ TUNED: dict[str, dict[tuple[int, int], Choice]] = {"sm_90": {
     (2048, 16): Choice((8, 16, 16), 16, 1, 128),
     (4096, 16): Choice((16, 16, 16), 16, 1, 128),
 }}  # fmt: skip
+
+
+# Of columns, which a block takes several of: the fastest plan of a row may hold too much (rows here are columns).
+COLUMNS: dict[tuple[int, int], Choice] = {
+    (1024, 8): Choice((16, 8, 8), 16, 8, 64, pairs=True),
+}
 
 
 def measured(size: int, word_bytes: int) -> Choice | None:
@@ -181,4 +191,5 @@ def _smooth(value: int) -> bool:
 def plan_for(size: int, word_bytes: int) -> tuple[BlockPlan, int | None]:
     """Plan and register limit for a length."""
     choice = choose(size, word_bytes)
-    return make_plan(choice.radices, choice.elements, choice.rows, word_bytes), choice.max_registers
+    plan = make_plan(choice.radices, choice.elements, choice.rows, word_bytes, pairs=choice.pairs)
+    return plan, choice.max_registers

@@ -82,7 +82,10 @@ class Move:
     With `masked` the function takes a position and a limit more: only elements with 0 <= position + offset < limit (as
     32-bit numbers) move. Others are read as zero (or left alone with `keep`), or not written. With `adds` a store adds
     to what memory holds. `cache` is how often the data is used: "once", it takes no place in the L1 cache, or
-    "often", it stays there if it can (unmasked moves only).
+    "often", it stays there if it can (unmasked moves only). With `pairs` the base is even, and two elements side by
+    side of which the first has an even offset move in one 16-byte access (complex64 in unmasked moves only). Of a
+    masked move, slots in the range `inside` are known to lie inside, those out of the range `within` (if given)
+    outside.
     """
 
     offsets: tuple[int, ...]
@@ -93,6 +96,48 @@ class Move:
     keep: bool = False
     adds: bool = False
     cache: str = ""
+    pairs: bool = False
+    inside: tuple[int, int] = (0, 0)
+    within: tuple[int, int] | None = None
+
+    def lies(self, slot: int) -> bool | None:
+        """Whether a slot lies inside; None where that must be asked."""
+        if not self.masked or self.inside[0] <= slot < self.inside[1]:
+            return True
+        return None if self.within is None or self.within[0] <= slot < self.within[1] else False
+
+    def accesses(self) -> tuple[tuple[int, ...], ...]:
+        """Slots that move together: two where `pairs` allows it, else one."""
+        if (
+            not self.pairs
+            or self.masked
+            or self.adds
+            or self.dtype != "complex64"
+            or self.memory not in ("", "complex64")
+        ):
+            return tuple((slot,) for slot in range(len(self.offsets)))
+        slot_at = {offset: slot for slot, offset in enumerate(self.offsets)}
+        found = []
+        for slot, offset in enumerate(self.offsets):
+            partner = slot_at.get(offset ^ 1)
+            if partner is None:
+                found.append((slot,))
+            elif offset % 2 == 0:
+                found.append((slot, partner))
+        return tuple(found)
+
+
+Spans = tuple[tuple[int, int], tuple[int, int] | None]  # `inside` and `within` of a `Move`
+UNKNOWN: Spans = ((0, 0), None)
+
+
+def spans(offsets: tuple[int, ...], threads: int, start: int, length: int) -> Spans:
+    """What is known of a move of which slot e of a thread has position ``thread - start + offsets[e]`` of `length`."""
+    first = [offset - start for offset in offsets]
+    inside = [slot for slot, low in enumerate(first) if low >= 0 and low + threads <= length]
+    within = [slot for slot, low in enumerate(first) if low + threads > 0 and low < length]
+    known = [(slots[0], slots[-1] + 1) if slots else (0, 0) for slots in (inside, within)]
+    return known[0], known[1]
 
 
 def gather(move: Move):
@@ -181,7 +226,9 @@ def _simulated_gather(move: Move):
     def run(data, memory, base, position, limit):
         memory = _view(move, memory)
         for slot, offset in enumerate(move.offsets):
-            inside = 0 <= int(position) + offset < int(limit)
+            inside = move.lies(slot)
+            if inside is None:
+                inside = 0 <= int(position) + offset < int(limit)
             if move.keep and not inside:
                 continue
             value = memory[int(base) + offset] if inside else 0.0
@@ -198,7 +245,8 @@ def _simulated_scatter(move: Move):
     def run(data, memory, base, position, limit):
         memory = _view(move, memory)
         for slot, offset in enumerate(move.offsets):
-            if 0 <= int(position) + offset < int(limit):
+            inside = move.lies(slot)
+            if inside or (inside is None and 0 <= int(position) + offset < int(limit)):
                 value = _parts(data[slot], move.part)
                 memory[int(base) + offset] = value + memory[int(base) + offset] if move.adds else value
 

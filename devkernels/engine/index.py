@@ -8,7 +8,8 @@ t + j T_s of sub-transform K, its output k belongs to sub-transform (K, k). In p
 K T_{s-1} + (j or k) T_s + t. A thread holds E elements and does c = E / R_s butterflies
 v = (tx div g) g c + i g + tx mod g, i < c, where the plan chooses a g for each stage such that sub-transforms stay with
 neighbouring threads: from the second exchange on a warp's barrier is enough. Element j of butterfly i is in local slot
-i + j c: before the first stage, where g = T = N / E, slot e holds x[tx + e T].
+i + j c: before the first stage, where g = T = N / E, slot e holds x[tx + e T]. With g = 1 there, a thread holds c
+neighbours c tx ... c tx + c - 1, and what lies multiples of c T after them.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ def positions(radices: tuple[int, ...], elements: int, stage: int, group: int) -
     return place
 
 
-def groups(radices: tuple[int, ...], elements: int, stage: int) -> list[int]:
+def groups(radices: tuple[int, ...], elements: int, stage: int, neighbours: bool = False) -> list[int]:
     """The g of a stage for which a thread's elements differ by constants in every digit: no arithmetic per element."""
     products = prefix_products(radices)
     threads = products[-1] // elements
     found = []
     for group in range(threads, 0, -1):
-        if threads % group or (stage == 1 and group != threads):
+        if threads % group or (stage == 1 and group != (1 if neighbours else threads)):
             continue
         place = positions(radices, elements, stage, group)
         if all((d - d[:, :1] == d[:1] - d[0, 0]).all() for d in digits(radices, place)):

@@ -262,6 +262,37 @@ def mover(move, store):
             [builder.ptrtoint(place, ir.IntType(64)), *numbers], True,
         )  # fmt: skip
 
+    def both(builder, local, place, slots):
+        """Move two complex numbers in one access."""
+        registers = [builder.gep(local, [ir.IntType(32)(2 * slot + part)]) for slot in slots for part in (0, 1)]
+        four = ir.VectorType(stored, 4)
+        if plain:
+            place = builder.bitcast(place, four.as_pointer(place.type.addrspace))
+            if store:
+                value = ir.Constant(four, ir.Undefined)
+                for lane, register in enumerate(registers):
+                    value = builder.insert_element(value, builder.load(register), ir.IntType(32)(lane))
+                builder.store(value, place).align = 16
+            else:
+                value = builder.load(place)
+                value.align = 16
+                for lane, register in enumerate(registers):
+                    builder.store(builder.extract_element(value, ir.IntType(32)(lane)), register)
+            return
+        address, word = builder.ptrtoint(place, ir.IntType(64)), ir.IntType(64)
+        if store:
+            builder.asm(
+                ir.FunctionType(ir.VoidType(), [word, *(stored for _ in registers)]),
+                f"st.global.{policy}.v4.f32 [$0], {{$1, $2, $3, $4}};", "l,f,f,f,f,~{memory}",
+                [address, *(builder.load(register) for register in registers)], True,
+            )  # fmt: skip
+            return
+        kind = ir.FunctionType(ir.LiteralStructType([stored] * 4), [word])
+        text = f"ld.global.{policy}.v4.f32 {{$0, $1, $2, $3}}, [$4];"
+        value = builder.asm(kind, text, "=f,=f,=f,=f,l", [address], True)
+        for lane, register in enumerate(registers):
+            builder.store(builder.extract_value(value, lane), register)
+
     def one(builder, local, place, slot):
         registers = [builder.gep(local, [ir.IntType(32)(2 * slot + part)]) for part in (0, 1)]
         if whole:
@@ -297,24 +328,38 @@ def mover(move, store):
         start = builder.gep(builder.bitcast(memory, word.as_pointer()), [arguments[2]])
         if move.masked:
             position, limit = (context.cast(builder, arguments[k], signature.args[k], types.int32) for k in (3, 4))
-        for slot, offset in enumerate(move.offsets):
+        for slots in move.accesses():
+            slot, offset = slots[0], move.offsets[slots[0]]
             place = builder.gep(start, [ir.IntType(64)(offset)])
-            if not move.masked:
+            if len(slots) == 2:
+                both(builder, local, place, slots)
+                continue
+            lies = move.lies(slot)
+            if lies:
                 one(builder, local, place, slot)
                 continue
-            place_in_row = builder.add(position, position.type(offset))
-            inside = builder.icmp_unsigned("<", place_in_row, limit)  # negative positions are large numbers here
-            if store or move.keep:
-                with builder.if_then(inside):
-                    one(builder, local, place, slot)
-                continue
-            with builder.if_else(inside) as (then, otherwise):
-                with then:
-                    one(builder, local, place, slot)
-                with otherwise:
-                    for part in (0, 1) if whole else (shift,):
-                        builder.store(ir.Constant(real, 0.0), builder.gep(local, [ir.IntType(32)(2 * slot + part)]))
+            if lies is None:
+                place_in_row = builder.add(position, position.type(offset))
+                # Negative positions are large numbers here.
+                ask(builder, local, place, slot, builder.icmp_unsigned("<", place_in_row, limit))
+            elif not (store or move.keep):
+                nothing(builder, local, slot)
         return context.get_dummy_value()
+
+    def nothing(builder, local, slot):
+        for part in (0, 1) if whole else (shift,):
+            builder.store(ir.Constant(real, 0.0), builder.gep(local, [ir.IntType(32)(2 * slot + part)]))
+
+    def ask(builder, local, place, slot, inside):
+        if store or move.keep:
+            with builder.if_then(inside):
+                one(builder, local, place, slot)
+            return
+        with builder.if_else(inside) as (then, otherwise):
+            with then:
+                one(builder, local, place, slot)
+            with otherwise:
+                nothing(builder, local, slot)
 
     writer = _Writer(write, "move", move, store)
 

@@ -25,7 +25,8 @@ class Exchange:
 
     `strides` are words per digit of the position. `barrier` must stand between its writes and its reads, and
     `reuse_barrier` before its writes when it follows the exchange before (forward; mirrored in the inverse): None
-    where every thread overwrites only what it has read itself, "warp" or "block" else.
+    where every thread overwrites only what it has read itself, "warp" or "block" else. `pairs` says for each of the two
+    stages whether its elements move two at a time, in 16 bytes.
     """
 
     stage: int
@@ -33,6 +34,7 @@ class Exchange:
     barrier: str | None
     reuse_barrier: str | None
     conflicts: float  # shared-memory passes per access, 1.0 is free of conflicts
+    pairs: tuple[bool, bool] = (False, False)
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,12 @@ class BlockPlan:
     exchanges: tuple[Exchange, ...]
     row_words: int
     columns: bool = False  # threadIdx.x runs over the rows of a block: for transforms along columns of memory
+    neighbours: bool = False  # a thread's elements are pairs of neighbours in memory too
+
+    @property
+    def width(self) -> int:
+        """Neighbours in memory that a thread holds: its first element is this times the thread's number."""
+        return 2 if self.neighbours else 1
 
     @property
     def threads(self) -> int:
@@ -80,6 +88,7 @@ class BlockPlan:
             lines.append(
                 f"  exchange {exchange.stage}: strides {exchange.strides}, barrier {exchange.barrier}, before reuse "
                 f"{exchange.reuse_barrier}, {exchange.conflicts:.2f} passes per access"
+                + ("" if not any(exchange.pairs) else f", 16 bytes at a time in {sum(exchange.pairs)} of 2 stages")
             )
         return "\n".join(lines)
 
@@ -106,14 +115,14 @@ def bank_passes(addresses: np.ndarray, word_bytes: int) -> np.ndarray:
 class _Builder:
     """Search for one plan's groups and layouts."""
 
-    def __init__(self, radices, elements, rows, word_bytes, columns=False):
-        self.columns = columns
+    def __init__(self, radices, elements, rows, word_bytes, columns=False, pairs=False, neighbours=False):
+        self.columns, self.pairs, self.neighbours = columns, pairs, neighbours
         self.radices, self.elements, self.rows, self.word_bytes = radices, elements, rows, word_bytes
         self.size = index.prefix_products(radices)[-1]
         self.threads = self.size // elements
         self.count = len(radices)
         self.lanes = 128 // word_bytes
-        self.options = {s: index.groups(radices, elements, s) for s in range(1, self.count + 1)}
+        self.options = {s: index.groups(radices, elements, s, neighbours) for s in range(1, self.count + 1)}
         for stage, found in self.options.items():
             if not found:
                 raise SpecError(
@@ -129,6 +138,15 @@ class _Builder:
     def first_digits(self, stage, group):
         return np.stack(index.digits(self.radices, self.place(stage, group)[:, 0]))
 
+    @functools.cache  # noqa: B019
+    def paired(self, stage, group) -> bool:
+        """Whether a thread's elements are pairs of neighbours, the first of each in an even place."""
+        if not self.pairs:
+            return False
+        place = self.place(stage, group)
+        offsets = set((place[0] - place[0, 0]).tolist())
+        return not (place[:, 0] % 2).any() and all(offset ^ 1 in offsets for offset in offsets)
+
     def passes(self, layouts, stage, group) -> np.ndarray:
         """Passes per access of this stage's exchange, for each layout; the same for every slot of a thread."""
         words = np.asarray(layouts) @ self.first_digits(stage, group)
@@ -137,7 +155,14 @@ class _Builder:
         words = words[:, None, :] + (np.arange(rows)[None, :] * starts[:, None])[:, :, None]
         if self.columns:  # neighbouring lanes are neighbouring rows
             words = words.transpose(0, 2, 1)
-        return bank_passes(words.reshape(len(layouts), -1)[:, :256], self.word_bytes)
+        words = words.reshape(len(layouts), -1)[:, :256]
+        if self.paired(stage, group):
+            return bank_passes(words // 2, 2 * self.word_bytes)
+        return bank_passes(words, self.word_bytes)
+
+    def costs(self, layouts, stage, group) -> np.ndarray:
+        """`passes`, and a fine where pairs are wanted but not to be had: so many more instructions."""
+        return self.passes(layouts, stage, group) + (0.5 if self.pairs and not self.paired(stage, group) else 0.0)
 
     def strides(self, pads) -> tuple[int, ...]:
         out = [1]
@@ -150,6 +175,13 @@ class _Builder:
 
     def row_words(self, words: int) -> int:
         """Words between the rows of a block: shifted so that rows that share a half-warp use other banks."""
+        if self.pairs:
+            half, lanes = -(-words // 2), self.lanes // 2
+            if self.columns:
+                return 2 * (half + (max(1, lanes // self.rows) - half) % lanes)
+            if self.rows == 1 or self.threads >= self.lanes:
+                return 2 * half
+            return 2 * (half + (-(-self.threads // 2) - half) % lanes)
         if self.columns:
             return words + (max(1, self.lanes // self.rows) - words) % self.lanes
         if self.rows == 1 or self.threads >= self.lanes:
@@ -188,12 +220,18 @@ class _Builder:
         for choice in itertools.product(*(self.options[s] for s in range(1, self.count + 1))):
             blocks = sum(self.position_scope(s, choice) == "block" for s in range(1, self.count))
             ranked.setdefault(blocks, []).append(choice)
-        return ranked[min(ranked)]
+        return sorted(ranked[min(ranked)], key=lambda choice: -self.paired_sides(choice))
+
+    def paired_sides(self, groups) -> int:
+        """Of the two sides of each exchange, those that move pairs."""
+        return sum(self.paired(e, groups[e - 1]) for s in range(1, self.count) for e in (s, s + 1))
 
     def shared_layouts(self):
         """Strides to try for all exchanges together, smallest first."""
         limit = self.lanes + 1
-        pads = range(limit) if self.count <= 3 else (0, 1, 2, 4, 8)
+        pads = (
+            range(0, limit, 2 if self.pairs else 1) if self.count <= 3 else (0, 1, 2, 4, 8)[:: 2 if self.pairs else 1]
+        )
         return sorted({self.strides(p) for p in itertools.product(pads, repeat=self.count - 1)}, key=self.words)
 
     def layouts(self, stage, prefix):
@@ -202,7 +240,7 @@ class _Builder:
         So each sub-transform stays within the words that it has had, and its threads wait for no others.
         """
         found = []
-        for pad in range(self.lanes + 1):
+        for pad in range(0, self.lanes + 1, 2 if self.pairs else 1):
             inner = self.strides((0,) * (stage - 1) + (pad,) + (0,) * (self.count - 1 - stage))[stage - 1 :]
             if (
                 not prefix
@@ -215,7 +253,7 @@ class _Builder:
         """(cost, strides) of the layout with the fewest passes, the first of these; None without layouts."""
         if not layouts:
             return None
-        costs = sum(self.passes(layouts, e, groups[e - 1]) for e in ends) / len(ends)
+        costs = sum(self.costs(layouts, e, groups[e - 1]) for e in ends) / len(ends)
         number = int(np.argmin(costs))
         return float(costs[number]), layouts[number]
 
@@ -223,40 +261,43 @@ class _Builder:
         """(groups, strides per exchange): fewest block barriers, then bank conflicts, then any barriers."""
         stages = list(range(1, self.count))
         choices = self.group_choices()
-        best = None
+        best, least = None, 1.0
+        if self.pairs:
+            least += 0.5 * (1 - max(map(self.paired_sides, choices)) / (2 * len(stages)))
         # A layout shared by all exchanges lets every thread write where it has just read: no barrier before.
         layouts = self.shared_layouts()
         for groups in choices[:16]:
             cost, strides = self.best(layouts, groups, [e for s in stages for e in (s, s + 1)])
             if best is None or cost < best[0]:
                 best = cost, groups, [strides] * len(stages)
-            if cost == 1.0:
+            if cost <= least:
                 return best[1:]
         if self.count != 3:  # two stages have one exchange; four are rare, and their search would be long
             return best[1:]
         # Else every exchange its own, confined to the words of its sub-transform.
         firsts = self.layouts_first()
         for groups in choices[:16]:
-            costs = (self.passes(firsts, 1, groups[0]) + self.passes(firsts, 2, groups[1])) / 2
+            costs = (self.costs(firsts, 1, groups[0]) + self.costs(firsts, 2, groups[1])) / 2
             for number in np.argsort(costs, kind="stable")[:64]:
                 first = firsts[number]
                 inner = self.best(self.layouts(2, first[:1]), groups, (2, 3))
                 if inner is not None and (best is None or (costs[number] + inner[0]) / 2 < best[0] - 1e-9):
                     best = (costs[number] + inner[0]) / 2, groups, [first, inner[1]]
-                    if best[0] == 1.0:
+                    if best[0] <= least:
                         return best[1:]
         return best[1:]
 
     def layouts_first(self):
         """Strides for the first exchange, smallest first."""
         rest = (0,) * (self.count - 3)
-        pads = itertools.product(range(2 * self.lanes + 1), range(self.lanes + 1))
+        step = 2 if self.pairs else 1
+        pads = itertools.product(range(0, 2 * self.lanes + 1, step), range(0, self.lanes + 1, step))
         return sorted({self.strides((p, q, *rest)) for p, q in pads}, key=self.words)
 
     def build(self) -> BlockPlan:
         common = (self.size, self.radices, self.elements, self.rows, self.word_bytes)
         if self.count == 1:
-            return BlockPlan(*common, (self.options[1][0],), (), 0, self.columns)
+            return BlockPlan(*common, (self.options[1][0],), (), 0, self.columns, self.neighbours)
         groups, layout = self.choose()
         row_words = self.row_words(max(self.words(strides) for strides in layout))
         exchanges = []
@@ -265,14 +306,16 @@ class _Builder:
             if s > 1:
                 reuse = self.reuse_scope(s, layout[s - 2], strides, groups[s - 1], row_words)
             cost = float(sum(self.passes([strides], e, groups[e - 1])[0] for e in (s, s + 1)) / 2)
-            exchanges.append(Exchange(s, strides, self.position_scope(s, groups), reuse, cost))
-        return BlockPlan(*common, groups, tuple(exchanges), row_words, self.columns)
+            pairs = tuple(self.paired(e, groups[e - 1]) for e in (s, s + 1))
+            exchanges.append(Exchange(s, strides, self.position_scope(s, groups), reuse, cost, pairs))
+        return BlockPlan(*common, groups, tuple(exchanges), row_words, self.columns, self.neighbours)
 
 
 @functools.lru_cache(maxsize=4096)
 def make_plan(
-    radices: tuple[int, ...], elements: int, rows: int = 1, word_bytes: int = 8, columns: bool = False
-) -> BlockPlan:
+    radices: tuple[int, ...], elements: int, rows: int = 1, word_bytes: int = 8, columns: bool = False,
+    pairs: bool = False, neighbours: bool = False,
+) -> BlockPlan:  # fmt: skip
     """Plan for given radices.
 
     Parameters
@@ -287,7 +330,14 @@ def make_plan(
         8 for complex64, 16 for complex128.
     columns : bool
         The rows of a block are neighbouring columns of memory, and threadIdx.x runs over them.
+    pairs : bool
+        Where a thread holds neighbours, they pass shared memory two at a time (complex64 only, last radix even).
+    neighbours : bool
+        A thread's elements are to be pairs of neighbours in memory: twice as many as the first radix, with `pairs`.
     """
+    pairs = pairs and word_bytes == 8 and radices[-1] % 2 == 0
+    if neighbours and not (pairs and elements == 2 * radices[0] and len(radices) > 1):
+        raise SpecError(f"Neighbours need pairs, and {elements} elements to be twice the first radix of {radices}.")
     if not radices or any(not 2 <= r <= 64 for r in radices):
         raise SpecError(f"Radices {radices} must be numbers from 2 to 64.")
     if any(elements % r for r in radices):
@@ -295,4 +345,4 @@ def make_plan(
     size = index.prefix_products(radices)[-1]
     if size % elements:
         raise SpecError(f"{elements} elements per thread do not divide the length {size} of radices {radices}.")
-    return _Builder(tuple(radices), elements, rows, word_bytes, columns).build()
+    return _Builder(tuple(radices), elements, rows, word_bytes, columns, pairs, neighbours).build()

@@ -7,6 +7,7 @@ Each is a chain of closures over compile-time constants, composed pairwise and i
 from __future__ import annotations
 
 import cmath
+import functools
 import math
 from collections.abc import Callable
 
@@ -90,11 +91,13 @@ def exchange(plan: BlockPlan, stage: int, dtype: np.dtype, forward: bool) -> Cal
     this = plan.exchanges[stage - 1]
     if forward:
         source, target, reuse = stage, stage + 1, this.reuse_barrier
+        pairs = this.pairs
     else:
         source, target = stage + 1, stage
+        pairs = this.pairs[::-1]
         reuse = plan.exchanges[stage].reuse_barrier if stage < len(plan.exchanges) else None
-    write = emit.scatter(emit.Move(offsets_of(plan, source, this.strides), dtype.name))
-    read = emit.gather(emit.Move(offsets_of(plan, target, this.strides), dtype.name))
+    write = emit.scatter(emit.Move(offsets_of(plan, source, this.strides), dtype.name, pairs=pairs[0]))
+    read = emit.gather(emit.Move(offsets_of(plan, target, this.strides), dtype.name, pairs=pairs[1]))
     write_word, read_word = word_of(plan, source, this.strides), word_of(plan, target, this.strides)
     before, between = barrier(reuse), barrier(this.barrier)
 
@@ -127,6 +130,15 @@ def _stage_indices(plan: BlockPlan, stage: int, upper: bool) -> tuple[Callable, 
     return device_function(row), tuple(f - firsts[0] for f in firsts)
 
 
+def _divided(row: Callable, count: int) -> Callable:
+    count = _u(count)
+
+    def divided(thread):
+        return row(thread) // count
+
+    return device_function(divided)
+
+
 def transform(
     plan: BlockPlan, stage: int, dtype: np.dtype, sign: int, *, offset: float = 0.0, rotated: bool = False,
     filtered: bool = False, real_input: bool = False,
@@ -146,9 +158,13 @@ def transform(
     elif sign > 0 and stage < len(radices):
         order = plan.size // products[stage - 1]
         times = tuple(float(t) for t in range(order // radix))
-        common = bool(offset) and stage == 1
-        table = emit.TwiddleTable(radix, sign, order, times, rotated, common=offset if common else 0.0)
+        common, count, span = bool(offset) and stage == 1, plan.elements // radix, order // radix
         row, steps = _stage_indices(plan, stage, upper=False)
+        if plan.groups[stage - 1] == 1 and count > 1 and span % count == 0:
+            # A thread's butterflies are neighbours: their rows lie apart, so that those of neighbouring threads adjoin.
+            times = tuple(float(t) for i in range(count) for t in range(i, span, count))
+            row, steps = _divided(row, count), tuple(i * (span // count) for i in range(count))
+        table = emit.TwiddleTable(radix, sign, order, times, rotated, common=offset if common else 0.0)
     if sign > 0 and stage == 1 and offset:
         weights = tuple(cmath.exp(2j * math.pi * j * offset / radix) for j in range(radix))
     spec = emit.ButterflySpec(
@@ -174,21 +190,24 @@ def transform(
     return device_function(step)
 
 
-def compose(plan: BlockPlan, dtype: np.dtype, sign: int, **options) -> Callable:
-    """Whole transform as ``f(data, factors, shared, thread, start)``."""
+def steps(plan: BlockPlan, dtype: np.dtype, sign: int, **options) -> list[Callable]:
+    """A whole transform as its steps in order: butterflies and exchanges by turns."""
     count = len(plan.radices)
     real_input, filtered = options.pop("real_input", False), options.pop("filtered", False)
     if sign < 0:
-        run = transform(plan, 1, dtype, sign, real_input=real_input, **options)
+        found = [transform(plan, 1, dtype, sign, real_input=real_input, **options)]
         for stage in range(2, count + 1):
-            run = chain(run, exchange(plan, stage - 1, dtype, forward=True))
-            run = chain(run, transform(plan, stage, dtype, sign, **options))
+            found += [exchange(plan, stage - 1, dtype, forward=True), transform(plan, stage, dtype, sign, **options)]
     else:
-        run = transform(plan, count, dtype, sign, filtered=filtered, **options)
+        found = [transform(plan, count, dtype, sign, filtered=filtered, **options)]
         for stage in range(count - 1, 0, -1):
-            run = chain(run, exchange(plan, stage, dtype, forward=False))
-            run = chain(run, transform(plan, stage, dtype, sign, **options))
-    return run
+            found += [exchange(plan, stage, dtype, forward=False), transform(plan, stage, dtype, sign, **options)]
+    return found
+
+
+def compose(plan: BlockPlan, dtype: np.dtype, sign: int, **options) -> Callable:
+    """Whole transform as ``f(data, factors, shared, thread, start)``."""
+    return functools.reduce(chain, steps(plan, dtype, sign, **options))
 
 
 def _thread():
@@ -199,11 +218,17 @@ def _row():
     return _u(cuda.threadIdx.y)
 
 
+def _only_row():
+    return _u(0)
+
+
 def bind(plan: BlockPlan, run: Callable, filtered: bool) -> Callable:
     """Give a composed transform the signature of kernels: ``f(data, shared)`` or ``f(data, factors, shared)``."""
     words, thread, row = _u(plan.row_words), device_function(_thread), device_function(_row)
     if plan.columns:
         thread, row = row, thread
+    if plan.rows == 1:
+        row = device_function(_only_row)
 
     if filtered:
 

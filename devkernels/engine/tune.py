@@ -29,6 +29,8 @@ def candidates(size: int, word_bytes: int) -> list[Choice]:
     """Plans worth measuring, the present choice first."""
     present = choose.choose(size, word_bytes)
     found = [present, dataclasses.replace(present, streamed=not present.streamed)]
+    if word_bytes == 8:
+        found.append(dataclasses.replace(present, pairs=not present.pairs))
     top = 48 if word_bytes == 8 else 24
     ranked = []
     for radices in choose.factor_lists(size):
@@ -59,7 +61,7 @@ def _orders(radices: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 def _fits(choice: Choice, word_bytes: int) -> bool:
     try:
-        plan = make_plan(choice.radices, choice.elements, choice.rows, word_bytes)
+        plan = make_plan(choice.radices, choice.elements, choice.rows, word_bytes, pairs=choice.pairs)
     except SpecError:
         return False
     return plan.shared_bytes <= choose.MAX_SHARED
@@ -116,14 +118,19 @@ def measure(size: int, dtype: np.dtype) -> Choice:
     return final[int(np.argmin(np.median(samples, axis=0)))][1]
 
 
-def _launch(cupy: Any, choice: Choice, dtype: np.dtype, x: Any, out: Any) -> Any:
-    """A launch of a choice's kernel, checked."""
+def planned(choice: Choice, dtype: np.dtype) -> Any:
+    """The block transform of a choice."""
     from devkernels.engine.block_fft import _cached
 
-    fft = _cached(
-        choice.radices, choice.elements, choice.rows, dtype, 0.0, False, False, choice.max_registers, False,
-        choice.streamed,
+    return _cached(
+        choice.radices, choice.elements, choice.rows, dtype, limit=choice.max_registers, streamed=choice.streamed,
+        pairs=choice.pairs, neighbours=choice.neighbours,
     )  # fmt: skip
+
+
+def _launch(cupy: Any, choice: Choice, dtype: np.dtype, x: Any, out: Any) -> Any:
+    """A launch of a choice's kernel, checked."""
+    fft = planned(choice, dtype)
     ones = cupy.full(fft.size, 1 / fft.size, dtype)
     out.fill(cupy.nan)
     run = round_trip_kernel(fft)[fft.launch(rows=len(x))].bind(x.reshape(-1), ones, out.reshape(-1), len(x))
@@ -156,12 +163,13 @@ def round_trip_kernel(fft: Any) -> Any:
     load, load_filter, store = fft.load, fft.load_filter, fft.store
     forward, filter_inverse = fft.forward, fft.filter_inverse
     elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
+    width = fft.plan.width
 
     def round_trip(x, factors, y, rows):
         data = cuda.local.array(elements, dtype)
         held = cuda.local.array(elements, dtype)
         shared = cuda.shared.array(0, dtype)
-        thread = np.int64(cuda.threadIdx.x)
+        thread = np.int64(cuda.threadIdx.x) * width
         row = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
         load(data, x, min(row, rows - 1) * size + thread)
         forward(data, shared)

@@ -68,16 +68,22 @@ def _spoil(fft: BlockFFT) -> Callable:
 
 @lazy_kernel
 def rows_forward_kernel(
-    fft: BlockFFT, dtype: str, pairs: bool = False, wraps: bool = False, prologue: Callable | None = None
-):
+    fft: BlockFFT, dtype: str, pairs: bool = False, wraps: bool = False, prologue: Callable | None = None,
+    known: emit.Spans = emit.UNKNOWN,
+):  # fmt: skip
     """Kernel ``f(x, work, marks, images, groups, image_rows, image_columns, page_rows, lead_y, lead_x, extra)``.
 
     Grid (chunks of rows, pages). With `pairs` two real images make one plate. With `wraps` row r of a page is row
     ``r - lead_y`` of the image and its sample c sample ``c - lead_x``, those before the first counted from the end.
+    `known` is what is known of samples inside an image's row; without `wraps` only.
     """
     real = not dtype.startswith("complex")
     parts = ("real", "imag") if real else ("both", "both")
-    first, second = (emit.gather(emit.Move(fft.offsets, fft.dtype.name, dtype, part, masked=True)) for part in parts)
+    inside, within = known
+    first, second = (
+        emit.gather(emit.Move(fft.offsets, fft.dtype.name, dtype, part, masked=True, inside=inside, within=within))
+        for part in parts
+    )
     around, around_second = (
         emit.gather(emit.Move(fft.offsets, fft.dtype.name, dtype, part, masked=True, keep=True)) for part in parts
     )
@@ -91,10 +97,11 @@ def rows_forward_kernel(
         shared = cuda.shared.array(0, number)
         thread, row = here()
         page = np.int64(cuda.blockIdx.y)
-        image = step * (page // groups) * groups + page % groups
+        group = np.int64(np.uint32(page) % np.uint32(groups))  # 32 bits: a division of 64 is a long one
+        image = step * (page - group) + group
         live = row < image_rows + lead_y
         width = image_columns if live else 0
-        source, column = row, thread
+        source, column = min(row, image_rows - 1), thread
         if wraps:
             source = row - lead_y if row >= lead_y else row - lead_y + image_rows
             column = thread - lead_x
@@ -109,7 +116,7 @@ def rows_forward_kernel(
         if pairs:
             other = image + groups
             width = width if other < images else 0
-            base = (other * image_rows + source) * image_columns + column
+            base = ((other if other < images else image) * image_rows + source) * image_columns + column
             second(data, x, base, column, width)
             if wraps:
                 around_second(data, x, base + image_columns, column + image_columns, width if column < 0 else 0)
@@ -147,15 +154,19 @@ def columns_spectrum_kernel(fft: BlockFFT, width: int):
 
 
 @lazy_kernel
-def columns_kernel(fft: BlockFFT, width: int, backwards: bool = True):
+def columns_kernel(
+    fft: BlockFFT, width: int, read: emit.Spans = emit.UNKNOWN, written: emit.Spans = emit.UNKNOWN,
+    backwards: bool = True,
+):  # fmt: skip
     """Kernel ``f(work, spectra, groups, image_rows, page_rows, start, window)``: grid (chunks of columns, pages).
 
-    In place: reads the first `image_rows` rows of a page, writes rows ``start ... start + window`` of the result. Pages
-    are taken in the opposite order of the other kernels: those written last before are still in the L2 cache.
+    In place: reads the first `image_rows` rows of a page, writes rows ``start ... start + window`` of the result;
+    `read` and `written` are what is known of them. Pages are taken in the opposite order of the other kernels: those
+    written last before are still in the L2 cache.
     """
     offsets = tuple(offset * width for offset in fft.offsets)
-    load = emit.gather(emit.Move(offsets, fft.dtype.name, masked=True))
-    store = emit.scatter(emit.Move(offsets, fft.dtype.name, masked=True))
+    load = emit.gather(emit.Move(offsets, fft.dtype.name, masked=True, inside=read[0], within=read[1]))
+    store = emit.scatter(emit.Move(offsets, fft.dtype.name, masked=True, inside=written[0], within=written[1]))
     load_filter = emit.gather(emit.Move(offsets, fft.dtype.name))
     forward, filter_inverse, here = fft.forward, fft.filter_inverse, line_of(fft)
     elements, number, size = fft.elements_per_thread, fft.dtype, fft.size
@@ -173,7 +184,8 @@ def columns_kernel(fft: BlockFFT, width: int, backwards: bool = True):
         base = page * page_rows * width
         load(data, work, base + first, first, image_rows * width)
         forward(data, shared)
-        load_filter(factors, spectra, page % groups * (size * width) + first)
+        group = np.int64(np.uint32(page) % np.uint32(groups))
+        load_filter(factors, spectra, group * (size * width) + first)
         filter_inverse(data, factors, shared)
         if live:
             first -= start * width
@@ -183,18 +195,24 @@ def columns_kernel(fft: BlockFFT, width: int, backwards: bool = True):
 
 
 @lazy_kernel
-def rows_inverse_kernel(fft: BlockFFT, dtype: str, pairs: bool = False, epilogue: Callable | None = None):
+def rows_inverse_kernel(
+    fft: BlockFFT, dtype: str, pairs: bool = False, epilogue: Callable | None = None, known: emit.Spans = emit.UNKNOWN
+):
     """Kernel ``f(work, out, marks, images, groups, out_rows, out_columns, page_rows, start, chunks, extra)``.
 
-    The grid is as in the forward one, which had `chunks` blocks for each page.
+    The grid is as in the forward one, which had `chunks` blocks for each page. `known` is what is known of the samples
+    that are written.
     """
     real = not dtype.startswith("complex")
-    first = emit.scatter(emit.Move(fft.offsets, fft.dtype.name, dtype, "real" if real else "both", masked=True))
-    second = emit.scatter(emit.Move(fft.offsets, fft.dtype.name, dtype, "imag" if real else "both", masked=True))
+    ends = ("real", "imag") if real else ("both", "both")
+    inside, within = known
+    first, second = (
+        emit.scatter(emit.Move(fft.offsets, fft.dtype.name, dtype, part, masked=True, inside=inside, within=within))
+        for part in ends
+    )
     inverse, load, here = fft.inverse, fft.load, line_of(fft)
     elements, number, size = fft.elements_per_thread, fft.dtype, fft.size
     step, spoil = 2 if pairs else 1, _spoil(fft)
-    ends = ("real", "imag") if real else ("both", "both")
     after, after_second = (each_sample(fft, epilogue, part, 1, False, True) for part in ends)
 
     def finish_rows(work, out, marks, images, groups, out_rows, out_columns, page_rows, start, chunks, extra):
@@ -202,7 +220,8 @@ def rows_inverse_kernel(fft: BlockFFT, dtype: str, pairs: bool = False, epilogue
         shared = cuda.shared.array(0, number)
         thread, row = here()
         page = np.int64(cuda.blockIdx.y)
-        image = step * (page // groups) * groups + page % groups
+        group = np.int64(np.uint32(page) % np.uint32(groups))  # 32 bits: a division of 64 is a long one
+        image = step * (page - group) + group
         load(data, work, (page * page_rows + min(row, out_rows - 1)) * size + thread)
         inverse(data, shared)
         if pairs:

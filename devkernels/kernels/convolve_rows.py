@@ -67,8 +67,9 @@ def _row_functions(rows: Rows):
     return device_function(out_row), device_function(x_row)
 
 
-def _moves(fft: BlockFFT, rows: Rows, part: str, masked: bool, keep: bool = False, adds: bool = False):
-    move = emit.Move(fft.offsets, fft.dtype.name, rows.dtype, part, masked, keep, adds, fft.rows_cache)
+def moves(fft: BlockFFT, rows: Rows, part: str, masked: bool, keep: bool = False, adds: bool = False, pairs=False):
+    """Load and store of rows, or of one part of them."""
+    move = emit.Move(fft.offsets, fft.dtype.name, rows.dtype, part, masked, keep, adds, fft.rows_cache, pairs)
     return emit.gather(move), emit.scatter(move)
 
 
@@ -98,9 +99,12 @@ def filter_kernel(fft: BlockFFT, dtype: str):
 
 
 @lazy_kernel
-def circular_kernel(fft: BlockFFT, rows: Rows):
-    """Kernel of circular convolution of complex rows whose length is the transform's."""
-    load, store = _moves(fft, rows, "both", masked=False)
+def circular_kernel(fft: BlockFFT, rows: Rows, aligned: bool = True):
+    """Kernel of circular convolution of complex rows whose length is the transform's.
+
+    A transform with neighbours moves them 16 bytes at a time, if arrays are aligned so.
+    """
+    load, store = moves(fft, rows, "both", masked=False, pairs=aligned and fft.plan.neighbours)
     out_row, x_row = _row_functions(rows)
     before, after = (each_sample(fft, function, "both") for function in (rows.prologue, rows.epilogue))
     convolve, here = convolved(fft), line_of(fft)
@@ -126,8 +130,8 @@ def circular_kernel(fft: BlockFFT, rows: Rows):
 @lazy_kernel
 def circular_pair_kernel(fft: BlockFFT, rows: Rows):
     """Kernel of circular convolution of real rows, two of them as one complex row."""
-    load_first, store_first = _moves(fft, rows, "real", masked=False)
-    load_second, store_second = _moves(fft, rows, "imag", masked=False)
+    load_first, store_first = moves(fft, rows, "real", masked=False)
+    load_second, store_second = moves(fft, rows, "imag", masked=False)
     out_row, x_row = _row_functions(rows)
     before, before_second = (each_sample(fft, rows.prologue, part) for part in ("real", "imag"))
     after, after_second = (each_sample(fft, rows.epilogue, part) for part in ("real", "imag"))
@@ -165,8 +169,8 @@ def linear_kernel(fft: BlockFFT, rows: Rows, whole: bool, tail: bool):
     transform's length and the window is its first half: nothing is masked. With `tail` the window reaches into the
     second half.
     """
-    load, store = _moves(fft, rows, "real", masked=not whole)
-    _, store_tail = _moves(fft, rows, "imag", masked=True)
+    load, store = moves(fft, rows, "real", masked=not whole)
+    _, store_tail = moves(fft, rows, "imag", masked=True)
     out_row, x_row = _row_functions(rows)
     before = each_sample(fft, rows.prologue, "real")
     after, after_tail = (each_sample(fft, rows.epilogue, part) for part in ("real", "imag"))
@@ -211,14 +215,14 @@ def overlap_kernel(fft: BlockFFT, rows: Rows, wraps: bool, adds: bool = False):
     (chunks of segments, rows). With `adds` the samples are added to what `out` holds.
     """
     part = "real" if rows.real else "both"
-    inside, _ = _moves(fft, rows, part, masked=False)
-    load, store = _moves(fft, rows, part, masked=True, adds=adds)
-    wrap, _ = _moves(fft, rows, part, masked=True, keep=True)
+    inside, _ = moves(fft, rows, part, masked=False)
+    load, store = moves(fft, rows, part, masked=True, adds=adds)
+    wrap, _ = moves(fft, rows, part, masked=True, keep=True)
     real = rows.real
     second = "imag" if real else "both"
-    inside_second, _ = _moves(fft, rows, second, masked=False)
-    load_second, store_second = _moves(fft, rows, second, masked=True, adds=adds)
-    wrap_second, _ = _moves(fft, rows, second, masked=True, keep=True)
+    inside_second, _ = moves(fft, rows, second, masked=False)
+    load_second, store_second = moves(fft, rows, second, masked=True, adds=adds)
+    wrap_second, _ = moves(fft, rows, second, masked=True, keep=True)
     convolve, here = convolved(fft), line_of(fft)
     elements, dtype, size = fft.elements_per_thread, fft.dtype, fft.size
     step = 2 if real else 1

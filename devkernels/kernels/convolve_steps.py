@@ -19,16 +19,21 @@ from devkernels.target import simulating
 
 
 def line_of(fft: BlockFFT) -> Callable:
-    """Device function ``f() -> (thread, line)``: a thread in its transform, and that one's number in the grid."""
-    per_block = fft.ffts_per_block
+    """Device function ``f() -> (first, line)``: a thread's first element in its transform, the transform's number."""
+    per_block, width = fft.ffts_per_block, fft.plan.width
 
     def of_rows():
-        return np.int64(cuda.threadIdx.x), np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+        return np.int64(cuda.threadIdx.x) * width, np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+
+    def of_one_row():
+        return np.int64(cuda.threadIdx.x) * width, np.int64(cuda.blockIdx.x)
 
     def of_columns():
         return np.int64(cuda.threadIdx.y), np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.x)
 
-    return device_function(of_columns if fft.plan.columns else of_rows)
+    if fft.plan.columns:
+        return device_function(of_columns)
+    return device_function(of_rows if per_block > 1 else of_one_row)
 
 
 def spectrum_of(fft: BlockFFT, points: int) -> Callable:
@@ -120,6 +125,7 @@ def each_sample(
         return device_function(nothing)
     more = takes_extra(function, 3 if image else 2, "function")
     function, elements, step = device_function(function), fft.elements_per_thread, fft.stride * pitch
+    width = fft.plan.width
     scalar = fft.dtype.type
     real = np.float32 if fft.dtype == np.complex64 else np.float64
 
@@ -140,7 +146,7 @@ def each_sample(
 
     def apply(data, where, position, length, extra):
         for e in range(elements):
-            place = position + e * step
+            place = position + (e // width * width * step + e % width * pitch)
             if wraps and place < 0:
                 place += length
             if place >= 0 and place < length:

@@ -13,7 +13,7 @@ from typing import Any
 
 from devkernels.engine.block_fft import BlockFFT, block_fft
 from devkernels.errors import ArgumentError, ArgumentTypeError
-from devkernels.kernels import arrays, convolve_autograd, convolve_grad, convolve_rows
+from devkernels.kernels import arrays, convolve_ahead, convolve_autograd, convolve_grad, convolve_rows
 from devkernels.kernels.convolve_batch import Broadcast, broadcast
 from devkernels.kernels.convolve_long import FourStep
 from devkernels.kernels.convolve_plan import RowPlan
@@ -37,7 +37,7 @@ class FFTConvolve:
         self.prologue, self.epilogue = prologue, epilogue
         wants = takes_extra(prologue, 2, "prologue"), takes_extra(epilogue, 2, "epilogue")
         self.takes_extra = any(wants)
-        self._passes: dict[Broadcast, list] = {}
+        self._passes: dict[tuple[Broadcast, bool], list] = {}
         self._recipes = Recipes()
         self.kept: list = []
         self._long: FourStep | None = None
@@ -47,8 +47,9 @@ class FFTConvolve:
             return
         linear = plan.method == "linear"
         self.fft = block_fft(
-            plan.size, plan.precision, frequency_offset=-0.25 if linear else 0.0, real_input=linear, tune=tune
-        )
+            plan.size, plan.precision, frequency_offset=-0.25 if linear else 0.0, real_input=linear, tune=tune,
+            neighbours=plan.method == "circular" and dtype.startswith("complex"),
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<FFTConvolve {self.mode} of {self.plan.length} with {self.plan.taps}, {self.dtype}: {self.describe()}>"
@@ -122,7 +123,7 @@ class FFTConvolve:
                 (2, 2) if layout == "channels" else (2,), groups, inner, 1, 4 if layout == "channels" else 2
             )
             passes = self._overlap_passes(rule) if plan.method == "overlap" else [self._single_pass(rule)]
-            for kind, (run, _, numbers) in zip(("first", "more"), passes, strict=False):
+            for kind, (run, _, numbers, _) in zip(("first", "more"), passes, strict=False):
                 rows = f"{self.dtype}[::1], {number}[::1], {self.dtype}[::1]"
                 suffix = layout if kind == "first" else f"{layout}_more"
                 found[f"{name}_{suffix}"] = (run, f"void({rows}{integers * len(numbers)}, {extra})", notes)
@@ -173,16 +174,19 @@ class FFTConvolve:
             return result
         data = self.prepare(h).data if spectra is None else spectra.data
         rows = arrays.cast(x, self.dtype).reshape(-1)
-        self._launch(rows, data, result.reshape(-1), rule, given)
+        self._launch(rows, data, result.reshape(-1), rule, _aligned(seen, out), given)
         if key is not None and self._long is None and not (expand_x or expand_h):
-            self._remember(key, seen, shape, math.prod(h_batch) if h is not None else None, rule)
+            self._remember(key, seen, out, shape, math.prod(h_batch) if h is not None else None, rule)
         return result
 
-    def _remember(self, key: tuple, seen: arrays.Described, shape: tuple, filters: int | None, rule: Broadcast):
+    def _remember(
+        self, key: tuple, seen: arrays.Described, out: Any, shape: tuple, filters: int | None, rule: Broadcast
+    ):  # fmt: skip
         """Keep what was found out about arrays like these: their next call goes straight to the launches."""
         points, dtype = self.fft.size, self.fft.dtype.name
         self._recipes.keep(key, Recipe(
-            shape, self.dtype, tuple(self._launches(rule)), tuple(self._filter_passes(filters)) if filters else (),
+            shape, self.dtype, tuple(self._launches(rule, _aligned(seen, out))),
+            tuple(self._filter_passes(filters)) if filters else (),
             (points * (filters or 0), dtype),
             (seen.itemsize * math.prod(seen.shape), seen.itemsize * math.prod(shape)), self.kept,
         ))  # fmt: skip
@@ -200,23 +204,21 @@ class FFTConvolve:
         if arrays.overlap(seen, mine) or (mine.pointer == seen.pointer and not self.plan.whole):
             raise ArgumentError("out overlaps x in memory; pass a separate array.", spec=self)
 
-    def _launches(self, rule: Broadcast) -> list:
-        """(launch, numbers) for each part of the filter."""
-        fft = self.fft
-        if rule not in self._passes:
+    def _launches(self, rule: Broadcast, aligned: bool) -> list:
+        """(launch, numbers) for each part of the filter; `aligned`: x and out begin at multiples of 16 bytes."""
+        block, key = self.fft.block_dim, (rule, aligned)
+        if key not in self._passes:
             if len(self._passes) >= 64:
                 self._passes.clear()
             overlap = self.plan.method == "overlap"
-            self._passes[rule] = self._overlap_passes(rule) if overlap else [self._single_pass(rule)]
-        return [
-            (run[grid, fft.block_dim, 0, fft.shared_memory_size], numbers) for run, grid, numbers in self._passes[rule]
-        ]
+            self._passes[key] = self._overlap_passes(rule) if overlap else [self._single_pass(rule, aligned)]
+        return [(run[grid, block, 0, shared], numbers) for run, grid, numbers, shared in self._passes[key]]
 
-    def _launch(self, x: Any, spectra: tuple, out: Any, rule: Broadcast, extra: dict) -> None:
+    def _launch(self, x: Any, spectra: tuple, out: Any, rule: Broadcast, aligned: bool, extra: dict) -> None:
         if self._long is not None:
             self._long.launch(x, spectra, out, rule, extra)
             return
-        launches = self._launches(rule)
+        launches = self._launches(rule, aligned)
 
         def launch(x, out, extra=0, **spectra):
             for (run, numbers), part in zip(launches, spectra.values(), strict=True):
@@ -229,7 +231,7 @@ class FFTConvolve:
         return convolve_rows.Rows(self.dtype, rule.layout, rule.repeats, self.prologue, self.epilogue)
 
     def _overlap_passes(self, rule: Broadcast) -> list:
-        """(kernel, grid, numbers) for each part of the filter; the first writes, the others add."""
+        """(kernel, grid, numbers, shared bytes) for each part of the filter; the first writes, the others add."""
         plan, fft, kind = self.plan, self.fft, self._kind(rule)
         segments = -(-plan.window // (plan.hop * (2 if kind.real else 1)))
         high = -(-rule.rows // _MOST_GRID_Y)
@@ -238,11 +240,12 @@ class FFTConvolve:
         passes = []
         for skip in range(0, plan.taps, plan.part):
             run = convolve_rows.overlap_kernel(fft, kind, plan.wraps, skip > 0)
-            passes.append((run, grid, (*rows, plan.length, plan.part, plan.start - skip, plan.window)))
+            numbers = (*rows, plan.length, plan.part, plan.start - skip, plan.window)
+            passes.append((run, grid, numbers, fft.shared_memory_size))
         return passes
 
-    def _single_pass(self, rule: Broadcast) -> tuple:
-        """(kernel, grid, numbers) where one transform holds a row."""
+    def _single_pass(self, rule: Broadcast, aligned: bool = False) -> tuple:
+        """(kernel, grid, numbers, shared bytes) where one transform holds a row."""
         plan, fft, kind = self.plan, self.fft, self._kind(rule)
         if rule.groups > _MOST_GRID_Y:
             raise ArgumentError(f"{rule.groups} filters are too many for one launch; the most is {_MOST_GRID_Y}.")
@@ -251,9 +254,20 @@ class FFTConvolve:
         numbers = (rule.members, rule.groups, rule.inner, rule.x_inner, rule.x_rows)
         if plan.method == "linear":
             run = convolve_rows.linear_kernel(fft, kind, plan.whole, plan.tail)
-            return run, grid, (*numbers, plan.length, plan.start, plan.window)
-        make = convolve_rows.circular_pair_kernel if pairs else convolve_rows.circular_kernel
-        return make(fft, kind), grid, numbers
+            return run, grid, (*numbers, plan.length, plan.start, plan.window), fft.shared_memory_size
+        if aligned and plan.method == "circular" and convolve_ahead.suits(fft, kind):
+            run, grid = convolve_ahead.circular_ahead_kernel(fft, kind), convolve_ahead.grid(fft, rule.members)
+            return run, grid, numbers, convolve_ahead.shared_bytes(fft)
+        if pairs:
+            run = convolve_rows.circular_pair_kernel(fft, kind)
+        else:
+            run = convolve_rows.circular_kernel(fft, kind, aligned or not fft.plan.neighbours)
+        return run, grid, numbers, fft.shared_memory_size
+
+
+def _aligned(x: arrays.Described, out: Any) -> bool:
+    """Whether the rows and the result begin at multiples of 16 bytes, as new arrays do."""
+    return x.pointer % 16 == 0 and (out is None or arrays.describe(out, "out").pointer % 16 == 0)
 
 
 def _detached(array: Any) -> Any:

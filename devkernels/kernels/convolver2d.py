@@ -6,6 +6,7 @@ the transform's width and the image's height, for each image, or for two real on
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from devkernels.engine import choose, emit
 from devkernels.engine.block_fft import BlockFFT, block_fft
 from devkernels.errors import ArgumentError, ArgumentTypeError
 from devkernels.kernels import arrays, convolve_autograd, convolve_grad2d, convolve_images
 from devkernels.kernels.convolve_long import columns_fft
-from devkernels.kernels.convolve_plan import COMPUTE
+from devkernels.kernels.convolve_plan import COMPUTE, word_bytes
 from devkernels.kernels.convolve_plan2d import AxisPlan
 from devkernels.kernels.convolve_recipe import Recipes, key_of
 from devkernels.kernels.convolve_steps import extra_type, signature, takes_extra
@@ -53,6 +55,18 @@ class _Recipe:
         return self.itemsize * self.samples, self.itemsize * math.prod(self.shape)
 
 
+def _columns(size: int, precision: str) -> BlockFFT:
+    """The transform along columns, several columns in a block."""
+    found = choose.COLUMNS.get((size, word_bytes(precision)))
+    if found is None:
+        return columns_fft(size, precision)
+    fft = block_fft(
+        size, precision, radices=found.radices, elements_per_thread=found.elements, ffts_per_block=found.rows,
+        columns=True, pairs=found.pairs,
+    )  # fmt: skip
+    return dataclasses.replace(fft, max_registers=found.max_registers)
+
+
 class FFTConvolve2D:
     """A planned two-dimensional convolution; made by `make_fftconvolve2d`, which documents it."""
 
@@ -69,17 +83,25 @@ class FFTConvolve2D:
         precision, (y, x) = COMPUTE[dtype], plans
         self.shape, self.taps, self.out_shape = (y.length, x.length), (y.taps, x.taps), (y.window, x.window)
         self.rows: BlockFFT = block_fft(x.size, precision)
-        self.columns: BlockFFT = columns_fft(y.size, precision)
+        self.columns: BlockFFT = _columns(y.size, precision)
         self.kept: list = []
         self.work_limit = _WORK
         self._recipes = Recipes()
         self._pairs = not dtype.startswith("complex")
         wraps = bool(y.lead or x.lead)
+        along, across = ((fft.offsets, fft.stride) for fft in (self.rows, self.columns))
         self._kernels = (
-            convolve_images.rows_forward_kernel(self.rows, dtype, self._pairs, wraps, prologue),
-            convolve_images.columns_kernel(self.columns, x.size),
-            convolve_images.rows_inverse_kernel(self.rows, dtype, self._pairs, epilogue),
-        )
+            convolve_images.rows_forward_kernel(
+                self.rows, dtype, self._pairs, wraps, prologue,
+                emit.UNKNOWN if wraps else emit.spans(*along, 0, x.length),
+            ),
+            convolve_images.columns_kernel(
+                self.columns, x.size, emit.spans(*across, 0, y.length + y.lead), emit.spans(*across, y.start, y.window)
+            ),
+            convolve_images.rows_inverse_kernel(
+                self.rows, dtype, self._pairs, epilogue, emit.spans(*along, x.start, x.window)
+            ),
+        )  # fmt: skip
         self._filter_kernels = (
             convolve_images.rows_forward_kernel(self.rows, dtype, False, False, None),
             convolve_images.columns_spectrum_kernel(self.columns, x.size),

@@ -12,11 +12,9 @@ def check(name, kernel, signature, notes, dtype, plan, ways):
     sass = Sass(image)
     assert image.local_bytes == 0, name
     assert sass.spills == 0, name
-    wide = "128" if plan.word_bytes == 16 else "64"
     # Through shared memory only whole complex numbers go, as often as the plan says.
     moves = ways * plan.elements * len(plan.exchanges)
-    assert sass.counts[f"LDS.{wide}"] == sass.count("LDS") == moves, (name, sass.counts)
-    assert sass.counts[f"STS.{wide}"] == sass.count("STS") == moves, (name, sass.counts)
+    assert sass.numbers("LDS", plan.word_bytes) == sass.numbers("STS", plan.word_bytes) == moves, (name, sass.counts)
     assert sass.count("BAR.SYNC") == ways * [e.barrier for e in plan.exchanges].count("block"), (name, sass.counts)
     if dtype.startswith("complex"):  # no access of half a number
         kinds = [kind for kind in sass.counts if kind.startswith(("LDG", "STG"))]

@@ -23,7 +23,7 @@ def compiled(dtype, size, points=None, op=None):
     sass = Sass(image)
     assert sass.spills == image.local_bytes == 0
     exchanges, elements = len(plan.fft.plan.exchanges), plan.fft.elements_per_thread
-    assert sass.counts["LDS.64"] == sass.counts["STS.64"] == 2 * elements * exchanges
+    assert sass.numbers("LDS") == sass.numbers("STS") == 2 * elements * exchanges
     return plan.fft, sass
 
 

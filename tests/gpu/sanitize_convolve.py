@@ -17,6 +17,9 @@ ROWS = [
     # x, h, mode, dtype: block barriers and warp barriers, tails, two rows at a time, masks, wrapping
     ((3, 64), (64,), "circular", "complex64"),
     ((3, 512), (512,), "circular", "complex64"),
+    ((3, 2048), (2048,), "circular", "complex64"),
+    ((3, 4096), (4096,), "circular", "complex64"),
+    ((140, 16384), (16384,), "circular", "complex64"),  # more rows than multiprocessors: fetched ahead
     ((3, 2048), (2048,), "circular", "complex128"),
     ((5, 1536), (100,), "circular", "float32"),
     ((5, 256), (256,), "circular", "float32"),

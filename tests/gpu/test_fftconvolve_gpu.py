@@ -33,6 +33,23 @@ def test_circular_lengths(size, dtype, rng):
     check(rng, (37, size), (size,), dtype, "circular")
 
 
+@pytest.mark.parametrize("length", [512, 16384])
+@pytest.mark.parametrize("start", [0, 1])
+def test_blocks_with_many_rows_and_rows_beside_sixteen_bytes(length, start, rng):
+    """Rows of 16384 are fetched ahead by one block for each multiprocessor; rows of 512 move 16 bytes at a time."""
+    rows = 700
+    x, h = random(rng, (rows, length), "complex64"), random(rng, (length,), "complex64")
+    area, into = (cupy.full(rows * length + 1, np.nan, "complex64") for _ in range(2))
+    there, out = (array[start : start + rows * length].reshape(rows, length) for array in (area, into))
+    assert there.data.ptr % 16 == 8 * start
+    there[...] = cupy.asarray(x)
+    plan, want = devkernels.make_fftconvolve(length, length, "complex64", "circular"), reference(x, h, "circular")
+    for target in (out, there, out):  # the last call takes the quick way; in place is allowed where rows are whole
+        there[...] = cupy.asarray(x)
+        plan(there, cupy.asarray(h), out=target)
+        assert error(target.get(), want, x, h, "circular") < bound("complex64", 2 * length)
+
+
 @pytest.mark.parametrize("size", [8, 64, 100, 256, 512, 768, 1024, 2048, 4096, 8192])
 @pytest.mark.parametrize("dtype", ["complex128", "float64"])
 def test_circular_double(size, dtype, rng):

@@ -1,11 +1,12 @@
 """Index maps and plans of the engine, over many radix lists, with every thread's registers as NumPy rows."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
-from devkernels.engine import index, networks
+from devkernels.engine import emit, index, networks
 from devkernels.engine.plan import bank_passes, make_plan
 from devkernels.errors import SpecError
 
@@ -196,13 +197,63 @@ def test_exchanges_have_no_bank_conflicts_and_one_block_barrier_at_most(radices,
     assert all(e.reuse_barrier in (None, "warp") for e in plan.exchanges), plan.describe()
 
 
-def test_layouts_keep_every_position_apart_and_inside():
+@pytest.mark.parametrize("pairs", [False, True])
+def test_layouts_keep_every_position_apart_and_inside(pairs):
     for radices, elements, rows in [((8, 8), 8, 4), ((16, 8, 8), 16, 2), ((24, 8, 4), 24, 4), ((16, 16, 4), 16, 2)]:
-        plan = make_plan(radices, elements, rows)
+        plan = make_plan(radices, elements, rows, pairs=pairs)
         for exchange in plan.exchanges:
             words = index.address(radices, exchange.strides, np.arange(plan.size))
             assert len(set(words.tolist())) == plan.size
             assert words.max() < plan.row_words
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize(
+    ("radices", "elements", "rows", "sides"),
+    [((16, 16, 16), 32, 1, 3), ((16, 8, 16), 32, 1, 3), ((16, 8, 16), 16, 1, 3), ((16, 32, 32), 32, 1, 1),
+     ((32, 32), 32, 4, 1), ((16, 16), 16, 8, 1), ((8, 8), 8, 32, 1), ((16, 8, 8), 16, 8, 1), ((12, 12, 8), 24, 8, 1)],
+)  # fmt: skip
+def test_pairs_move_without_bank_conflicts_from_even_words(radices, elements, rows, sides, columns):
+    rows = min(rows, 8) if columns else rows  # sixteen columns: no width suits both kinds of access
+    plan = make_plan(radices, elements, rows, columns=columns, pairs=True)
+    assert [e.conflicts for e in plan.exchanges] == [1.0] * len(plan.exchanges), plan.describe()
+    assert sum(sum(e.pairs) for e in plan.exchanges) >= sides, plan.describe()
+    assert plan.row_words % 2 == 0
+    for exchange in plan.exchanges:
+        for stage, pairs in zip((exchange.stage, exchange.stage + 1), exchange.pairs, strict=True):
+            place = index.positions(radices, elements, stage, plan.groups[stage - 1])
+            words = index.address(radices, exchange.strides, place)
+            if pairs:
+                assert not (words[:, 0] % 2).any()
+                ordered = np.sort(words, axis=1).reshape(len(words), -1, 2)
+                assert (ordered[..., 0] % 2 == 0).all()
+                assert (ordered[..., 1] == ordered[..., 0] + 1).all()
+
+
+@pytest.mark.parametrize(("radices", "elements"), [((16, 16, 16), 32), ((16, 8, 16), 32), ((16, 32), 32), ((4, 8), 8)])
+def test_neighbours_come_in_pairs_from_memory_on(radices, elements):
+    plan = make_plan(radices, elements, pairs=True, neighbours=True)
+    assert plan.exchanges[0].pairs[0]
+    assert [e.conflicts for e in plan.exchanges] == [1.0] * len(plan.exchanges), plan.describe()
+    place = index.positions(radices, elements, 1, plan.groups[0])
+    assert (place[:, 0] == 2 * np.arange(plan.threads)).all()
+    assert (place[:, 1::2] == place[:, ::2] + 1).all()
+    with pytest.raises(SpecError, match="twice the first radix"):
+        make_plan(radices[::-1], elements, pairs=True, neighbours=True) if radices[0] != radices[-1] else make_plan(
+            radices, elements, neighbours=True
+        )
+
+
+def test_plans_without_neighbours_have_no_pairs():
+    for radices, elements, word in [((8, 9), 72, 8), ((16, 16), 16, 16)]:
+        assert make_plan(radices, elements, 4, word, pairs=True) == make_plan(radices, elements, 4, word)
+
+
+def test_moves_of_pairs_cover_every_slot_once():
+    move = emit.Move((0, 16, 1, 17, 5, 8), "complex64", pairs=True)
+    assert move.accesses() == ((0, 2), (1, 3), (4,), (5,))
+    assert dataclasses.replace(move, pairs=False).accesses() == tuple((slot,) for slot in range(6))
+    assert dataclasses.replace(move, masked=True).accesses() == tuple((slot,) for slot in range(6))
 
 
 def test_bank_passes():
@@ -227,7 +278,9 @@ def test_candidates_of_tuning_are_plans_of_that_length(size, word):
     assert found[0] == choose.choose(size, word)
     assert len(found) == len(set(found)) > 4
     for choice in found:
-        plan = make_plan(choice.radices, choice.elements, choice.rows, word)
+        plan = make_plan(
+            choice.radices, choice.elements, choice.rows, word, pairs=choice.pairs, neighbours=choice.neighbours
+        )
         assert plan.size == size
         assert plan.threads * plan.rows <= 1024
 
@@ -250,7 +303,9 @@ def test_plans_of_the_table_fit_a_block_of_their_architecture():
 
     for architecture, table in choose.TUNED.items():
         for (size, word), choice in table.items():
-            plan = make_plan(choice.radices, choice.elements, choice.rows, word)
+            plan = make_plan(
+                choice.radices, choice.elements, choice.rows, word, pairs=choice.pairs, neighbours=choice.neighbours
+            )
             assert plan.size == size
             assert plan.shared_bytes <= choose.MAX_SHARED, (architecture, size)
             threads = plan.threads * plan.rows
@@ -282,12 +337,14 @@ def test_lengths_without_a_plan_name_the_next():
 
 
 @pytest.mark.parametrize(
-    ("radices", "elements", "rows"), [((8, 8), 8, 4), ((16, 8, 8), 16, 2), ((24, 8, 4), 24, 4), ((16, 16, 16), 16, 1)]
+    ("radices", "elements", "rows"),
+    [((8, 8), 8, 4), ((16, 8, 8), 16, 2), ((24, 8, 4), 24, 4), ((16, 16, 16), 16, 1), ((16, 8, 16), 32, 1)],
 )
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("columns", [False, True])
-def test_barriers_separate_every_word_that_changes_hands(radices, elements, rows, columns):
+def test_barriers_separate_every_word_that_changes_hands(radices, elements, rows, columns, pairs):
     """Forward, inverse, forward: each write must follow a barrier of the readers' scope since the word was read."""
-    plan = make_plan(radices, elements, rows, 8, columns)
+    plan = make_plan(radices, elements, rows, 8, columns, pairs)
     threads = np.arange(plan.threads)
     warp = {None: None, "warp": 1, "block": 2}
 
