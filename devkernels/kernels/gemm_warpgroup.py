@@ -64,7 +64,7 @@ def _check_parameters(image: Any) -> None:
 def warpgroup_kernel(spec: GemmSpec, tiling: warpgroup.Tiling, end: finish.Finish) -> Kernel:
     """The kernel on tensor maps; see `warpgroup.make_kernel`."""
     ahead, last = finish.make_prepare(end, spec.steps), finish.make_finish(end, spec.steps)
-    function = warpgroup.make_kernel(tiling, ahead, last)
+    function = warpgroup.make_kernel(tiling, ahead, last, end.spread)
     return Kernel(function, Options(launch_bounds=warpgroup.THREADS, arch_specific=True))
 
 

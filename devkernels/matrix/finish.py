@@ -1,7 +1,7 @@
 """Finishing a tile on a GPU, eight elements of a row at a time: alpha, c, the steps of the epilogue, and the store.
 
 In: a `Finish` (dtypes, which arrays allow 16-byte accesses) and the steps. Out: the function that
-devkernels/matrix/warpgroup.py calls with values[8 i + e] = element (row + 4 i, column + e) of a @ b.
+devkernels/matrix/warpgroup.py calls with 32 values of a @ b, spread as `Finish.spread` says.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import numpy as np
 from devkernels.device.inline import device_function
 from devkernels.lazy import cuda
 from devkernels.matrix import steps as chains
+from devkernels.matrix.memory_sizes import EIGHTS, SINGLES, Spread
 
 LINE = 128  # bytes of a line of the L2 cache
-COUNT = 32  # values of a thread at a time: 8 columns of 4 rows
+COUNT = 32  # values of a thread at a time
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,19 @@ class Finish:
     by_eights: bool = False  # the columns are a multiple of eight; wide accesses need it
     whole: bool = False  # the sums are the bits of int32, and so is d: they are scaled and stored
 
+    @property
+    def spread(self) -> Spread:
+        """Where a thread's values belong."""
+        return EIGHTS if self.by_eights else SINGLES
+
 
 def make_finish(plan: Finish, steps: tuple[chains.Step, ...]) -> Callable:
     """Return ``finish(values, batch, row, column, rows, columns, alpha, beta, c, d, extra)``, a device function."""
     if plan.whole:
         return _make_whole(plan)
-    load_c = _loader(plan.c, "matrix") if plan.c is not None else None
+    load_c = _loader(plan.c, "matrix", plan.spread) if plan.c is not None else None
     run = _chain(plan, steps)
-    store, has_c, one = _storer(plan.d), plan.c is not None, np.int32(1)
+    store, has_c, one = _storer(plan.d, plan.spread), plan.c is not None, np.int32(1)
     span = np.int32(8 if plan.by_eights else 1)  # the last so many columns are read instead of what is outside
 
     def finish(values, batch, row, column, rows, columns, alpha, beta, c, d, extra):
@@ -68,7 +74,7 @@ def make_finish(plan: Finish, steps: tuple[chains.Step, ...]) -> Callable:
 def _make_whole(plan: Finish) -> Callable:
     from devkernels.matrix import ptx
 
-    scale, store, one = ptx.make_integers(COUNT, True), _storer(plan.d), np.int32(1)
+    scale, store, one = ptx.make_integers(COUNT, True), _storer(plan.d, plan.spread), np.int32(1)
 
     def finish(values, batch, row, column, rows, columns, alpha, beta, c, d, extra):
         scale(values, alpha)
@@ -144,7 +150,7 @@ def _step(plan: Finish, step: chains.Step) -> Callable:
 
     if step.operand is not None:
         return _operand_step(plan, step)
-    map_all = tile.make_map_all(COUNT, step.function is not None)
+    map_all = tile.make_map_all(plan.spread, step.function is not None)
     if step.function is None:
         function = chains.function_of(step.name, np.float32)
     else:
@@ -164,7 +170,7 @@ def _step(plan: Finish, step: chains.Step) -> Callable:
 
 def _operand_step(plan: Finish, step: chains.Step) -> Callable:
     axes, operation = chains.OPERANDS[step.name]
-    position, load = step.operand, _loader(plan.extra[step.operand], axes)
+    position, load = step.operand, _loader(plan.extra[step.operand], axes, plan.spread)
     add = operation == "add"
 
     def with_operand(values, batch, row, column, last_row, last_column, extra):
@@ -182,12 +188,12 @@ def _operand_step(plan: Finish, step: chains.Step) -> Callable:
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def _loader(operand: Operand, axes: str) -> Callable:
+def _loader(operand: Operand, axes: str, spread: Spread) -> Callable:
     """Device function ``load(others, array, batch, row, column, last_row, last_column)``: 32 values in float32."""
     from devkernels.matrix import elements, ptx, tile
 
     if not operand.wide or axes == "row":
-        return elements.make_gather(axes, operand.batched)
+        return elements.make_gather(axes, operand.batched, spread)
     load8 = tile.make_load8(operand.dtype, axes == "matrix")
     address, item, zero = ptx.address, tile.ITEM[operand.dtype], np.uint64(0)
     batched = operand.batched
@@ -211,12 +217,12 @@ def _loader(operand: Operand, axes: str) -> Callable:
     return device_function(load_matrix)
 
 
-def _storer(operand: Operand) -> Callable:
+def _storer(operand: Operand, spread: Spread) -> Callable:
     """Device function ``store(values, d, batch, row, column, last_row, last_column)``; what is outside is left out."""
     from devkernels.matrix import elements, ptx, tile
 
     if not operand.wide:
-        return elements.make_scatter(operand.dtype)
+        return elements.make_scatter(operand.dtype, spread)
     store8, address, item = tile.make_store8(operand.dtype), ptx.address, tile.ITEM[operand.dtype]
 
     def store(values, d, batch, row, column, last_row, last_column):

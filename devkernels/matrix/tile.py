@@ -25,6 +25,7 @@ from devkernels.matrix.memory import (
     unpack,
     vector_of,
 )
+from devkernels.matrix.memory_sizes import Spread
 from devkernels.matrix.ptx import _float_pointer
 
 SLAB = 64  # columns that pass through shared memory at a time
@@ -68,6 +69,32 @@ def make_put(slab: int) -> Callable:
         return types.void(acc, base, lane), codegen
 
     return put
+
+
+@functools.cache
+def make_get_singles() -> Callable:
+    """Return ``get(values, base, lane)``: columns lane and lane + 32 of all 16 rows of a slab."""
+
+    @intrinsic
+    def get(typingctx, values, base, lane):
+        def codegen(context, builder, signature, arguments):
+            floats = _float_pointer(context, builder, signature.args[0], arguments[0])
+            base_, lane_ = (context.cast(builder, v, t, types.uint32) for v, t in
+                            zip(arguments[1:], signature.args[1:], strict=True))  # fmt: skip
+            group, inside = builder.lshr(lane_, i32(2)), builder.shl(builder.and_(lane_, i32(3)), i32(2))
+            for row in range(16):
+                for half in range(2):
+                    own = builder.xor(group, i32((2 * (row & 3)) ^ (9 * half)))
+                    where = builder.add(
+                        builder.add(base_, i32(256 * row)), builder.add(builder.shl(own, i32(4)), inside)
+                    )
+                    value = builder.load(pointer(builder, where, ir.FloatType(), SHARED))
+                    builder.store(value, builder.gep(floats, [i32(2 * row + half)], inbounds=True))
+            return context.get_dummy_value()
+
+        return types.void(values, base, lane), codegen
+
+    return get
 
 
 @functools.cache
@@ -168,13 +195,13 @@ def make_repeat8(count: int) -> Callable:
 
 
 @functools.cache
-def make_map_all(count: int, positions: bool) -> Callable:
-    """Return ``map_all(function, values, row, column, last_row, last_column, extra)``: a function on `count` values.
+def make_map_all(spread: Spread, positions: bool) -> Callable:
+    """Return ``map_all(function, values, row, column, last_row, last_column, extra)``: a function on all values.
 
     The function is ``f(value)``, or with `positions` ``f(value, row, column, *extra)``.
 
-    values[8 k + e] is element (row + 4 k, column + e); places beyond the last row and column are given as the last, so
-    that the function never sees an index outside. All calls are written out: an index into registers must be constant.
+    Places beyond the last row and column are given as the last, so that the function never sees an index outside. All
+    calls are written out: an index into registers must be constant.
     """
 
     @intrinsic
@@ -194,11 +221,11 @@ def make_map_all(count: int, positions: bool) -> Callable:
 
             run = context.get_function(function, inner)
             parts = [builder.extract_value(arguments[6], i) for i in range(len(extra.types))]
-            for k in range(count // 8):
-                own_row = within(builder.add(row_, i32(4 * k)), last_row_)
-                for e in range(8):
-                    own_column = within(builder.add(column_, i32(e)), last_column_)
-                    place = builder.gep(floats, [i32(8 * k + e)], inbounds=True)
+            for k in range(spread.rows):
+                own_row = within(builder.add(row_, i32(spread.row_step * k)), last_row_)
+                for e in range(spread.columns):
+                    own_column = within(builder.add(column_, i32(spread.column_step * e)), last_column_)
+                    place = builder.gep(floats, [i32(spread.columns * k + e)], inbounds=True)
                     given = [builder.load(place), own_row, own_column, *parts][: len(kinds)]
                     given = [context.cast(builder, v, have, want)
                              for v, have, want in zip(given, kinds, inner.args, strict=True)]  # fmt: skip

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from devkernels.lazy import cuda
+from devkernels.matrix.memory_sizes import EIGHTS, Spread
 
 ROWS = COLUMNS = 128  # of a tile
 LINE = 128  # bytes of the inner dimension in a stage: the width of the swizzle
@@ -77,12 +78,12 @@ def descriptor(turned: bool) -> tuple[int, int]:
     return (leading << 16) | (8 * 128 // 16 << 32) | (1 << 62), (16 * 128 // 16 if turned else 2)
 
 
-def make_kernel(tiling: Tiling, prepare: Callable, finish: Callable) -> Callable:
+def make_kernel(tiling: Tiling, prepare: Callable, finish: Callable, spread: Spread = EIGHTS) -> Callable:
     """Return ``gemm(maps, rows, columns, steps, batches, alpha, beta, c, d, extra)``.
 
     ``finish(values, batch, row, column, rows, columns, alpha, beta, c, d, extra)`` is called by every working thread
-    with values[8 i + e] = element (row + 4 i, column + e) of a @ b. `maps` are the words of two tensor maps after six
-    words that put them on multiples of 64 bytes of the parameter space, which begins 16 bytes after one.
+    with 32 values of a @ b, spread over rows and columns as `spread` says. `maps` are the words of two tensor maps
+    after six words that put them on multiples of 64 bytes of the parameter space, which begins 16 bytes after one.
     """
     from devkernels.matrix import ptx, tile
 
@@ -97,7 +98,9 @@ def make_kernel(tiling: Tiling, prepare: Callable, finish: Callable) -> Callable
     product = ptx.make_product(t.kind, COLUMNS, LINE // 32, a_step, b_step, t.a_turned, t.b_turned)
     integers, TO_FLOAT = ptx.make_integers(COLUMNS // 2, False), t.to_float
     settle = ptx.make_settle(COLUMNS // 2)
-    put0, put1, get = tile.make_put(0), tile.make_put(1), tile.make_get()
+    put0, put1 = tile.make_put(0), tile.make_put(1)
+    EIGHT = spread == EIGHTS
+    get = tile.make_get() if EIGHT else tile.make_get_singles()
     map_a, map_b, COUNT = PAD_WORDS, PAD_WORDS + 16, COLUMNS // 2
     barrier_init, barrier_expect, barrier_arrive = ptx.barrier_init, ptx.barrier_expect, ptx.barrier_arrive
     barrier_wait, fence_barrier_init, copy_tile = ptx.barrier_wait, ptx.fence_barrier_init, ptx.copy_tile
@@ -233,8 +236,8 @@ def make_kernel(tiling: Tiling, prepare: Callable, finish: Callable) -> Callable
                     integers(lower, one)
                 if leader:
                     barrier_arrive(empty + (stage - one if stage > zero else STAGES - one) * eight)
-                row0 = row * tile_rows + warp * sixteen + (lane >> three)
-                column0 = column * tile_columns + (lane & u32(7)) * eight
+                row0 = row * tile_rows + warp * sixteen + (lane >> three if EIGHT else zero)
+                column0 = column * tile_columns + ((lane & u32(7)) * eight if EIGHT else lane)
                 finish_half(upper, slab, lane, batch, row0, column0, rows, columns, alpha, beta, c, d, extra)
                 finish_half(lower, slab, lane, batch, row0 + u32(64), column0, rows, columns, alpha, beta, c, d, extra)
                 slot += two * slices

@@ -91,12 +91,13 @@ def test_orders(dtype, orders, rng):
     assert bool(cupy.array_equal(out, (a.astype("f4") @ b.astype("f4")).astype(dtype)))
 
 
-@pytest.mark.parametrize("n", [136, 131])
+@pytest.mark.parametrize(("n", "layout"), [(136, padded), (131, padded), (131, cupy.asarray)])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_alpha_and_beta(dtype, n, rng):
+def test_alpha_and_beta(dtype, n, layout, rng):
     m, k = 150, 40
     product = devkernels.make_gemm(dtype)
     a, b, c = (cupy.asarray(integers(rng, s, dtype)) for s in ((m, k), (k, n), (m, n)))
+    b = layout(b)
     wide = a.astype("f4") @ b.astype("f4")
     nothing = cupy.full((m, n), cupy.nan, dtype)
     assert bool(cupy.array_equal(product(a, b, nothing, alpha=2), (2 * wide).astype(dtype)))
@@ -131,10 +132,12 @@ def test_ready_functions(name, dtype, rng):
     assert tolerance.relative_error(got.get(), want) < bound
 
 
-@pytest.mark.parametrize(("n", "path"), [(136, "warpgroup"), (131, "tensor")])
-def test_ready_operands(n, path, rng):
+@pytest.mark.parametrize(
+    ("n", "layout", "path"), [(136, padded, "warpgroup"), (131, padded, "warpgroup"), (131, cupy.asarray, "tensor")]
+)
+def test_ready_operands(n, layout, path, rng):
     m, k = 130, 64
-    a, b = (cupy.asarray(integers(rng, s, "f2")) for s in ((m, k), (k, n)))
+    a, b = (layout(cupy.asarray(integers(rng, s, "f2"))) for s in ((m, k), (k, n)))
     column, row, matrix = (cupy.asarray(integers(rng, s, "f2")) for s in (n, m, (m, n)))
     product = a.astype("f4") @ b.astype("f4")
     for name, operand, want in (
@@ -170,10 +173,11 @@ def test_quantised(rng):
     assert bool(cupy.array_equal(got, want.astype("i1")))
 
 
-@pytest.mark.parametrize("n", [136, 131])
-def test_function_of_ones_own(n, rng):
+@pytest.mark.parametrize(("n", "layout"), [(136, padded), (131, padded), (131, cupy.asarray)])
+def test_function_of_ones_own(n, layout, rng):
     m, k = 150, 64
     a, b, mask = (cupy.asarray(integers(rng, s, d)) for s, d in (((m, k), "f2"), ((k, n), "f2"), ((m, n), "i4")))
+    b = layout(b)
 
     def masked(acc, row, column, mask, low):
         return acc + row - column if mask[row, column] > 0 else low
