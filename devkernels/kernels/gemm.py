@@ -179,7 +179,11 @@ def gemm(
     """
     epilogue = tuple(epilogue) if isinstance(epilogue, list) else epilogue
     kinds = getattr(a, "dtype", None), getattr(b, "dtype", None), None if out is None else getattr(out, "dtype", None)
-    plan = _known.get((kinds, epilogue))
+    try:
+        plan = _known.get((kinds, epilogue))
+    except TypeError:  # not hashable, and so no epilogue
+        make_steps(epilogue)
+        raise
     if plan is None:
         dtypes = arrays.describe(a, "a").dtype, arrays.describe(b, "b").dtype
         plan = _planned(dtypes, None if out is None else arrays.describe(out, "out").dtype, epilogue)

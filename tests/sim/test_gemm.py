@@ -240,6 +240,11 @@ def test_plans_refused_in_words(dtype, options, words):
         devkernels.make_gemm(dtype, **options)
 
 
+def test_wrong_epilogue_of_a_single_call():
+    with pytest.raises(SpecError, match=r"epilogue=\{\}"):
+        devkernels.gemm(ONES, ONES, epilogue={})
+
+
 def test_wrong_operand_is_named():
     with pytest.raises(ArgumentError, match=r"extra\[0\], the operand of 'bias', has shape \(5,\)"):
         devkernels.gemm(ONES, ONES, epilogue="bias", extra=(np.ones(5, "f4"),))
