@@ -6,14 +6,15 @@ In: a `GemmSpec` and arrays in any order, with any strides. Out: a launch of two
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from devkernels.compiler.kernel import Options
-from devkernels.kernels import arrays, gemm_warpgroup
+from devkernels.kernels import arrays
 from devkernels.kernels.gemm_route import GemmSpec, as_matrix
-from devkernels.kernels.gemm_tune import USUAL, Knobs
+from devkernels.kernels.gemm_views import Prepared
 from devkernels.launch.jit import Kernel
 from devkernels.lazy import cuda
 
@@ -77,11 +78,15 @@ def aligned(x: Any, rows: bool | None, kept: list, stream: Any) -> Any:
 
 
 class Aligned:
-    """Launches of a product some of whose operands are copied first; called as a `Prepared`."""
+    """Launches of a product some of whose operands are copied first; called as a `Prepared`.
 
-    def __init__(self, spec: GemmSpec, copied: tuple[bool, bool], stream: Any, kept: list, knobs: Knobs = USUAL):
-        self._spec, self._copied, self._stream = spec, copied, stream
-        self._knobs = knobs
+    ``prepare(a, b, c, d, extra)`` prepares the product for the copies; a, b and d are `Matrix`.
+    """
+
+    def __init__(
+        self, spec: GemmSpec, copied: tuple[bool, bool], stream: Any, kept: list, prepare: Callable[..., Prepared]
+    ):
+        self._spec, self._copied, self._stream, self._prepare = spec, copied, stream, prepare
         self._kept = kept  # what a CUDA graph that is being captured will write to
 
     def __call__(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> None:
@@ -93,8 +98,7 @@ class Aligned:
                 for x, rows, copy in zip((a, b), orders, self._copied, strict=True)
             )
             matrices = (as_matrix(arrays.describe(x, "array")) for x in (a, b))
-            result = as_matrix(arrays.describe(d, "out"))
-            run = gemm_warpgroup.prepare(self._spec, *matrices, c, result, extra, self._stream, self._knobs)
+            run = self._prepare(*matrices, c, as_matrix(arrays.describe(d, "out")), extra)
             run(a, b, c, alpha, beta, extra, d)
 
     def bind(self, *_: Any) -> None:

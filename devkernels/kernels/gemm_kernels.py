@@ -16,8 +16,8 @@ from devkernels.compiler.kernel import Options
 from devkernels.device.inline import device_function
 from devkernels.kernels import arrays, gemm_aligned, gemm_warpgroup
 from devkernels.kernels.gemm_route import (
+    PORTABLE,
     SMALL,
-    STAGED,
     TENSOR,
     TENSOR_DTYPES,
     WARPGROUP,
@@ -48,13 +48,16 @@ def prepare(
         return make(spec, tiling, result, extra, stream)
     if route.path == TENSOR:
         return _tensor(spec, left, right, c, result, extra, stream)
-    if route.path == STAGED:
-        return _staged(spec, left, right, c, result, extra, stream, knobs)
+    if route.path == PORTABLE:
+        return _portable(spec, left, right, c, result, extra, stream)
+    main = gemm_warpgroup.prepare if route.path == WARPGROUP else _staged
+
+    def of_matrices(a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple) -> Prepared:
+        return main(spec, a, b, c, d, extra, stream, knobs)
+
     if any(route.copied):
-        return gemm_aligned.Aligned(spec, route.copied, stream, kept, knobs)
-    if route.path == WARPGROUP:
-        return gemm_warpgroup.prepare(spec, left, right, c, result, extra, stream, knobs)
-    return _portable(spec, left, right, c, result, extra, stream)
+        return gemm_aligned.Aligned(spec, route.copied, stream, kept, of_matrices)
+    return of_matrices(left, right, c, result, extra)
 
 
 def routed(spec: GemmSpec, a: Any, b: Any, c: Any, d: Any) -> tuple[Matrix, Matrix, Matrix, Route]:

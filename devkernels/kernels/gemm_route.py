@@ -216,21 +216,41 @@ def by_shape(
         return Route(PORTABLE, "an axis is longer than 2**31 - 512")
     if route.path == STAGED and spec.accumulate != "float32" and c_dtype in TENSOR_DTYPES:
         return Route(PORTABLE, f"c of {c_dtype} beside sums in {spec.accumulate}")
+    if route.path == STAGED:
+        found = [(name, _misfit(name, x, None)) for name, x in (("a", a), ("b", b))]
+        return _with_copies(route, found, d, a.columns) or route
     if route.path != WARPGROUP:
         return route
     if c_dtype is not None and spec.whole:
         return Route(PORTABLE, "warpgroup products of int8 leave no room for c beside sums in int32")
     only = {"a": True, "b": False} if spec.kind in ("tf32", "s8") else {}  # the orders that such products can read
-    found = [(name, _misfit(name, x, only.get(name))) for name, x in (("a", a), ("b", b))]
-    copied = tuple(why is not None for _, why in found)
-    if not any(copied):
+    found = [(name, _backwards(name, x) or _misfit(name, x, only.get(name))) for name, x in (("a", a), ("b", b))]
+    if not any(why for _, why in found):
         return route
+    if (copies := _with_copies(route, found, d, a.columns)) is not None:
+        return copies
     reason = next(why for _, why in found if why is not None)
-    if min(d.rows, d.columns) < _WORTH or d.rows * d.columns * a.columns < _WORTH**3:
-        other = _without_warpgroups(spec, architecture) if only else Route(TENSOR, reason)
-        return Route(other.path, f"{reason}; {other.reason}" if only else reason)
+    other = _without_warpgroups(spec, architecture) if only else Route(TENSOR, reason)
+    return Route(other.path, f"{reason}; {other.reason}" if only else reason)
+
+
+def _with_copies(route: Route, found: list[tuple[str, str | None]], d: Matrix, inner: int) -> Route | None:
+    """The route with copies of what does not fit it, if that is worth it for a product of this size."""
+    copied = tuple(why is not None for _, why in found)
+    if not any(copied) or min(d.rows, d.columns) < _WORTH or d.rows * d.columns * inner < _WORTH**3:
+        return None
+    reason = next(why for _, why in found if why is not None)
     names = " and ".join(name for (name, _), copy in zip(found, copied, strict=True) if copy)
-    return Route(WARPGROUP, f"{route.reason}; {names} copied to aligned memory first: {reason}", copied)
+    return Route(route.path, f"{route.reason}; {names} copied to aligned memory first: {reason}", copied)
+
+
+def _backwards(name: str, x: Matrix) -> str | None:
+    """Why a tensor map cannot describe a matrix whose addresses do not grow; None if they do."""
+    lines = x.rows if x.along_rows else x.columns
+    if x.along_rows is None or lines == 1 or x.pitch > 0:
+        return f"batches of {name} follow one another backwards" if x.batch > 1 and x.strides[0] < 0 else None
+    return f"the {'rows' if x.along_rows else 'columns'} of {name} follow one another backwards, or not at all " \
+           f"({x.pitch} bytes)"  # fmt: skip
 
 
 def _misfit(name: str, x: Matrix, rows: bool | None) -> str | None:
@@ -242,6 +262,6 @@ def _misfit(name: str, x: Matrix, rows: bool | None) -> str | None:
     if x.aligned():
         return None
     return (
-        f"tensor copies need multiples of 16 bytes; {name} begins at {x.pointer % 16} mod 16 and its "
+        f"wide copies need multiples of 16 bytes; {name} begins at {x.pointer % 16} mod 16 and its "
         f"{'rows' if x.along_rows else 'columns'} are {x.pitch} bytes apart"
     )

@@ -86,16 +86,19 @@ def make_gather(item: int) -> Callable:
         def codegen(context, builder, signature, arguments):
             step_, left_ = (signed(context, builder, v, t)
                             for v, t in zip(arguments[2:], signature.args[2:], strict=True))  # fmt: skip
-            kind, word, each = ir.IntType(8 * item), ir.IntType(32), 4 // item
+            size = min(item, 4)  # bytes of a load
+            kind, word, each = ir.IntType(8 * size), ir.IntType(32), 4 // size
             words = []
-            for e in range(16 // item):
-                inside = builder.icmp_signed(">", left_, i64(e))
-                offset = builder.select(inside, builder.mul(step_, i64(e)), i64(0))  # the first can always be read
-                value = builder.load(pointer(builder, builder.add(arguments[1], offset), kind))
-                value = builder.select(inside, value, ir.Constant(kind, 0))
-                value = value if item == 4 else builder.zext(value, word)
+            for e in range(16 // size):
+                number, inner = divmod(e * size, item)
+                inside = builder.icmp_signed(">", left_, i64(number))
+                # the first element can always be read
+                offset = builder.select(inside, builder.mul(step_, i64(number)), i64(0))
+                place = builder.add(builder.add(arguments[1], offset), i64(inner))
+                value = builder.select(inside, builder.load(pointer(builder, place, kind)), ir.Constant(kind, 0))
+                value = value if size == 4 else builder.zext(value, word)
                 if e % each:
-                    words[-1] = builder.or_(words[-1], builder.shl(value, i32(8 * item * (e % each))))
+                    words[-1] = builder.or_(words[-1], builder.shl(value, i32(8 * size * (e % each))))
                 else:
                     words.append(value)
             store_words(builder, arguments[0], 0, words)

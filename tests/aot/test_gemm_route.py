@@ -34,10 +34,12 @@ LONG = aligned((200, 200))
         ((aligned((128, 64), order="F"), aligned((64, 136), order="F"), D), "warpgroup"),
         (
             (A, aligned((64, 131)), aligned((128, 131))),
-            "tensor: tensor copies need multiples of 16 bytes; b begins at 0",
+            "tensor: wide copies need multiples of 16 bytes; b begins at 0",
         ),
         ((LONG[:128, 1:65], B, D), "a begins at 2 mod 16 and its rows are 400 bytes apart"),
         ((LONG[:128, ::3][:, :64], B, D), "neither axis of a is contiguous"),
+        ((A[::-1], B, D), "tensor: the rows of a follow one another backwards, or not at all (-128 bytes)"),
+        ((np.broadcast_to(A[0], A.shape), B, D), "follow one another backwards, or not at all (0 bytes)"),
         ((aligned((128, 1)), aligned((1, 136)), D), "warpgroup"),
         ((aligned((1, 64)), B, aligned((1, 136))), "warpgroup"),
     ],
@@ -116,6 +118,18 @@ def test_large_misaligned_operands_are_copied():
     assert "; a copied" in route(a[:, ::2][:, :200], aligned((200, 336)), aligned((300, 336)))
     assert route(a[:200], b, d[:200]).startswith("tensor")
     assert route(a, b, d, "sm_80").startswith("tensor: warpgroup products exist on sm_90 only")
+
+
+def test_large_misaligned_slices_are_copied():
+    a, b, d = aligned((300, 401), "f4"), aligned((401, 333), "f4"), aligned((300, 333), "f4")
+    text = route(a, b, d, dtype="float32")
+    assert text.startswith(
+        "staged: float32 on sm_90: slices are copied ahead into shared memory; fused multiply-adds; a"
+    )
+    assert "; a and b copied to aligned memory first" in text
+    assert "copied to" not in route(a[:200], b, d[:200], dtype="float32")
+    assert "copied to" not in route(aligned((300, 404), "f4"), aligned((404, 336), "f4"), d, dtype="float32")
+    assert "copied to" in route(a, b, d, "sm_80", dtype="float32")
 
 
 def test_orders_of_tf32_and_int8():

@@ -325,6 +325,18 @@ def test_large_misaligned_operands_are_copied(orders, rng):
     assert bool(cupy.array_equal(plan(batch, b, extra=(bias,)), cupy.stack([want, 2 * bias - want, 2 * want - bias])))
 
 
+def test_views_that_run_backwards_or_stand_still(rng):
+    plan = devkernels.make_gemm("float16", out_dtype="float32")
+    for m in (64, 320):
+        a, b = (cupy.asarray(integers(rng, s, "f2")) for s in ((m, 512), (512, 320)))
+        want = a.astype("f4") @ b.astype("f4")
+        assert bool(cupy.array_equal(plan(a[::-1], b), want[::-1]))
+        assert bool(cupy.array_equal(plan(a, b[:, ::-1]), want[:, ::-1]))
+        assert bool(cupy.array_equal(plan(cupy.broadcast_to(a[0], a.shape), b), cupy.broadcast_to(want[0], want.shape)))
+        batch = cupy.stack([a, 2 * a])
+        assert bool(cupy.array_equal(plan(batch[::-1], b), cupy.stack([2 * want, want])))
+
+
 @hopper
 def test_copied_operands_in_a_graph(rng):
     plan = devkernels.make_gemm("float16")

@@ -88,6 +88,21 @@ def test_large_tiles(dtype, tf32, order, rng):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_large_misaligned_operands_are_copied(dtype, rng):
+    """In both orders, with gaps, in a batch; complex128 only lies askew if it has gaps."""
+    m, n, k = 259, 333, 401
+    product = devkernels.make_gemm(dtype)
+    a, b = (cupy.asarray(integers(rng, s, dtype)) for s in ((m, k), (k, n)))
+    for left, right in ((rows, rows), (columns, columns), (gaps, rows), (flipped, gaps)):
+        x, y = left(a), right(b)
+        if dtype != "complex128" or gaps in (left, right):
+            assert "copied to aligned memory first" in product.describe(x, y)
+        assert bool(cupy.array_equal(product(x, y), wanted(a, b)))
+    batch = cupy.stack([a, 2 * a])
+    assert bool(cupy.array_equal(product(batch, b), cupy.stack([wanted(a, b), wanted(2 * a, b)])))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_not_a_number_stays_where_it_is(dtype, rng):
     """NaN beyond the edges of views is never read into a sum; NaN inside reaches its row or column only."""
     m, n, k = 70, 75, 21
