@@ -47,7 +47,6 @@ TUNED: dict[str, dict[tuple[int, int], Choice]] = {"sm_90": {
     (384, 8): Choice((24, 4, 4), 24, 8, 96),
     (480, 8): Choice((20, 12, 2), 60, 8, 168),
     (512, 8): Choice((16, 32), 32, 8, 112, pairs=True, neighbours=True),
-    (640, 8): Choice((10, 8, 8), 40, 4, 144, pairs=True),
     (768, 8): Choice((12, 8, 8), 24, 1, 96, True),
     (960, 8): Choice((20, 12, 4), 60, 4, 168),
     (1024, 8): Choice((32, 32), 32, 4, 128),
@@ -67,8 +66,8 @@ TUNED: dict[str, dict[tuple[int, int], Choice]] = {"sm_90": {
     (128, 16): Choice((16, 8), 16, 8, 128),
     (256, 16): Choice((16, 16), 16, 8),
     (512, 16): Choice((8, 8, 8), 8, 2),
-    (1024, 16): Choice((16, 8, 8), 16, 1, 128),
-    (2048, 16): Choice((8, 16, 16), 16, 1, 128),
+    (1024, 16): Choice((16, 8, 8), 16, 1, 128, True),
+    (2048, 16): Choice((16, 8, 16), 16, 1, 128, True),
     (4096, 16): Choice((16, 16, 16), 16, 1, 128),
 }}  # fmt: skip
 
@@ -76,6 +75,7 @@ TUNED: dict[str, dict[tuple[int, int], Choice]] = {"sm_90": {
 # Of columns, which a block takes several of: the fastest plan of a row may hold too much (rows here are columns).
 COLUMNS: dict[tuple[int, int], Choice] = {
     (1024, 8): Choice((16, 8, 8), 16, 8, 64, pairs=True),
+    (1152, 8): Choice((12, 12, 8), 24, 8, 80),
 }
 
 
