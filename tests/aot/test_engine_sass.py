@@ -13,7 +13,7 @@ from numba import types
 
 import devkernels
 from devkernels.engine.block_fft import block_fft
-from devkernels.kernels import convolve_rows
+from devkernels.kernels import convolve_ahead, convolve_rows
 
 INTEGER = types.int64
 
@@ -83,6 +83,35 @@ def test_streamed_rows_pass_the_first_cache_by(tmp_path):
     image = kernel.compile(types.void(*[types.complex64[::1]] * 3, *[INTEGER] * 6), "sm_90")
     counts = instructions(image, tmp_path)
     assert counts["LDG.E.NA.64"] == counts["LDG.E.EL.64"] == counts["STG.E.NA.64"] == fft.elements_per_thread
+
+
+def test_neighbours_move_in_pairs_all_the_way(tmp_path):
+    """And one by one between memory and registers where arrays are not aligned to 16 bytes."""
+    fft = block_fft(512, neighbours=True)
+    rows, half = convolve_rows.Rows("complex64", "one", False), fft.elements_per_thread // 2
+    signature = types.void(*[types.complex64[::1]] * 3, *[INTEGER] * 6)
+    for aligned in (True, False):
+        image = convolve_rows.circular_kernel(fft, rows, aligned).compile(signature, "sm_90")
+        counts = instructions(image, tmp_path)
+        assert image.local_bytes == total(counts, "LDL") == total(counts, "STL") == 0
+        assert counts["LDS.128"] == total(counts, "LDS") == counts["STS.128"] == total(counts, "STS") == 2 * half
+        assert total(counts, "STG") == (counts["STG.E.128"] if aligned else counts["STG.E.64"])
+        assert total(counts, "STG") == (half if aligned else 2 * half)
+        assert counts["LDG.E.128"] == (2 * half if aligned else half)  # rows, and the filter
+
+
+def test_rows_fetched_ahead(tmp_path):
+    fft = block_fft(16384, neighbours=True)
+    kernel = convolve_ahead.circular_ahead_kernel(fft, convolve_rows.Rows("complex64", "one", False))
+    image = kernel.compile(types.void(*[types.complex64[::1]] * 3, *[INTEGER] * 6), "sm_90")
+    counts = instructions(image, tmp_path)
+    assert image.local_bytes == total(counts, "LDL") == total(counts, "STL") == 0
+    assert total(counts, "UBLKCP") == 4  # two halves before the loop, two in it
+    assert counts["STG.E.NA.128"] == total(counts, "STG") == counts["LDG.E.EL.128"] == fft.elements_per_thread // 2
+    assert total(counts, "LDG.E.NA") == 0  # no row is loaded by the threads
+    blocks = [e.barrier for e in fft.plan.exchanges].count("block")
+    assert total(counts, "BAR") == 2 * blocks + 3
+    assert convolve_ahead.shared_bytes(fft) <= 227 << 10
 
 
 def test_complex128_kernel(tmp_path):
