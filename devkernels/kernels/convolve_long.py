@@ -81,7 +81,12 @@ class FourStep:
         light = LIGHT.get(plan.columns)
         columns = [columns_fft(plan.columns, plan.precision, there, light, **options[halves]) for halves in (0, 1)]
         self.columns, self.columns_filter = columns[self._halves_in], columns[self._halves_filter]
-        self.columns_back = columns_fft(plan.columns, plan.precision, back, light, frequency_offset=self.offset)
+        # The way back must find the frequencies where the way there has left them.
+        choices = (columns_fft(plan.columns, plan.precision, line, light, frequency_offset=self.offset)
+                   for line in (back, there))  # fmt: skip
+        self.columns_back = next(
+            fft for fft in choices if np.array_equal(fft.spectrum_index, self.columns.spectrum_index)
+        )
         width = self.width
         self._forward = kernels.columns_forward_kernel(
             self.columns, width, dtype, self._halves_in, plan.wraps, prologue

@@ -100,3 +100,16 @@ def test_columns_of_four_step_transforms_fit_a_block(dtype, power):
         assert fft.shared_memory_size <= choose.MAX_SHARED
         assert fft.block_dim.x * fft.block_dim.y <= 1024
         assert 64 <= fft.ffts_per_block * fft.plan.word_bytes <= line  # whole sectors at least
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "float64"])
+def test_columns_go_back_from_where_they_came(dtype):
+    for points in (24576, 65536, 196608, 393216):
+        plan = convolve_plan.four_step(
+            dict(length=points, taps=points, start=0, window=points, precision=COMPUTE[dtype]), dtype, True
+        )
+        ways = convolve_long.FourStep(plan, dtype)
+        there, back = ways.columns.spectrum_index, ways.columns_back.spectrum_index
+        np.testing.assert_array_equal(there, back)
+        np.testing.assert_array_equal(there, ways.columns_filter.spectrum_index)
+        np.testing.assert_array_equal(there, there[:, :1] + np.array(ways.columns.frequency_offsets))
