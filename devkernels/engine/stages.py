@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numba import cuda
 
 from devkernels.device.inline import device_function
 from devkernels.engine import emit, index
 from devkernels.engine.plan import BlockPlan
+from devkernels.lazy import cuda
 from devkernels.target import simulating
 
 _u = np.uint64  # unsigned indices: signed ones cost a wrap-around test per access
