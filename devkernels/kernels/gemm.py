@@ -64,9 +64,9 @@ def make_gemm(
     tf32 : {0, 1, 3}, optional
         Multiply float32, or the parts of complex64, on tensor cores, as numbers with ten bits after the point, and add
         up in float32. 1: in one product, which drops the other bits (a relative error of up to 2**-10 in each factor;
-        float32 only, on sm_90; elsewhere this changes nothing). 3: in three products, of each number's upper bits and
-        what they leave (an error of about that of float32; from sm_80 on; infinities become NaN). 0: multiply what is
-        there. Left out: 0.
+        float32 only, on sm_90; elsewhere this changes nothing). 3: in three products, of each number rounded and what
+        that leaves (about as exact as float32; from sm_80 on; infinities become NaN). 0: multiply what is there. Left
+        out: 3 for complex64, else 0.
     tune : bool
         Measure some ways of cutting the work at the first call for shapes and orders, on a GPU, and keep the fastest in
         the cache. Such a call takes seconds, and cannot be captured in a CUDA graph.
@@ -138,7 +138,8 @@ def make_gemm(
     for name, function in (("prologue_a", prologue_a), ("prologue_b", prologue_b)):
         if function is not None and not is_function(function):
             raise SpecError(f"{name}={function!r} is not a function f(x, row, column).")
-    tf32 = 0 if tf32 is None else tf32
+    if tf32 is None:
+        tf32 = 3 if a_dtype == b_dtype == kind == "complex64" else 0
     if tf32 not in (0, 1, 3):
         raise SpecError(f"tf32={tf32!r} is not understood; pass 0, 1 or 3, the number of products for each.")
     possible = ("float32",) if tf32 == 1 else ("float32", "complex64")

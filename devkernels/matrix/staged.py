@@ -85,7 +85,9 @@ class StagedTiling:
     def warp_tile(self) -> tuple[int, int]:
         """Rows and columns of a warp's sums, where the tensor cores multiply; a block has 2 x 4 warps."""
         large = (32, 32) if self.dtype.startswith("complex") else (64, 32)
-        return (large[0] // 2, large[1] // 2) if self.small else large
+        if not self.small:
+            return large
+        return large[0] // 2, max(large[1] // 2, 8 * self.each)  # at least one access for each lane of a group
 
     @property
     def shares(self) -> tuple[int, int]:

@@ -18,9 +18,9 @@ from devkernels.matrix.staged_calls import Side, Slices, negative, slices_of
 class TensorProduct:
     """One product of the tensor cores: the number of blocks of eight rows, and of steps of the inner dimension.
 
-    `split`: of float32, as three products of tf32: a number is the sum of one with its upper bits and one with what
-    they leave, each with ten bits after the point, and the product of the two remainders is left out. Otherwise of
-    float64. (PTX ISA, mma.m8n8k4, m16n8k4 and m16n8k8 with .f64, m16n8k8 with .tf32; their fragments are alike.)
+    `split`: of float32, as three products of tf32: a number is nearly the sum of two with ten bits after the point, it
+    rounded and what that leaves, and the product of the two remainders is left out. Otherwise of float64. (PTX ISA,
+    mma.m8n8k4, m16n8k4 and m16n8k8 with .f64, m16n8k8 with .tf32; their fragments are alike.)
     """
 
     split: bool
@@ -28,13 +28,16 @@ class TensorProduct:
     steps: int
 
     def operand(self, builder, number) -> tuple:
-        """What stands for a number: itself, or its upper bits and the rest, as bits."""
+        """What stands for a number: itself, or the two that it is nearly the sum of, as bits."""
         if not self.split:
             return (number,)
-        word = ir.IntType(32)
-        upper = builder.and_(builder.bitcast(number, word), i32(0xFFFFE000))
-        rest = builder.fsub(number, builder.bitcast(upper, ir.FloatType()))
-        return upper, builder.bitcast(rest, word)
+        kind = ir.FunctionType(ir.IntType(32), [ir.FloatType()])
+
+        def rounded(value):
+            return builder.asm(kind, "cvt.rna.tf32.f32 $0, $1;", "=r,f", [value], side_effect=False)
+
+        first = rounded(number)
+        return first, rounded(builder.fsub(number, builder.bitcast(first, ir.FloatType())))
 
     def negative(self, builder, operand: tuple) -> tuple:
         """The same of the negative number."""
@@ -42,10 +45,10 @@ class TensorProduct:
             return tuple(builder.xor(part, i32(0x80000000)) for part in operand)
         return (negative(builder, operand[0]),)
 
-    def add(self, builder, slots: list, a: list[tuple], b: list[tuple]) -> None:
-        """Add a product to the sums in `slots`."""
+    def add(self, builder, sums: list, a: list[tuple], b: list[tuple]) -> list:
+        """`sums` and a product."""
         number, given = (ir.FloatType(), ir.IntType(32)) if self.split else (ir.DoubleType(), ir.DoubleType())
-        count, operands = len(slots), [*a, *b]
+        count, operands = len(sums), [*a, *b]
         shape = ir.FunctionType(ir.LiteralStructType([number] * count), [number] * count + [given] * len(operands))
         letters = ("f", "r") if self.split else ("d", "d")
         constraints = [f"={letters[0]}"] * count + [str(i) for i in range(count)] + [letters[1]] * len(operands)
@@ -58,13 +61,11 @@ class TensorProduct:
             f"mma.sync.aligned.m{8 * self.blocks}n8k{4 * self.steps}.row.col.{dtypes} {names(0, count)}, "
             f"{names(2 * count, len(a))}, {names(2 * count + len(a), len(b))}, {names(count, count)};"
         )
-        sums = [builder.load(where) for where in slots]
         for left, right in ((1, 0), (0, 1), (0, 0)) if self.split else ((0, 0),):
             parts = [*(one[left] for one in a), *(one[right] for one in b)]
             found = builder.asm(shape, text, ",".join(constraints), [*sums, *parts], side_effect=True)
             sums = [builder.extract_value(found, i) for i in range(count)]
-        for where, value in zip(slots, sums, strict=True):
-            builder.store(value, where)
+        return sums
 
 
 @functools.cache
@@ -83,30 +84,35 @@ def make_tensor_slices(dtype: str, a_along: bool, b_along: bool, a_pitch: int, b
     product = TensorProduct(left.parts == "float32", 2, min(2, each)) if tall else TensorProduct(False, 1, 1)
 
     def compute(builder, sums, x, y):
-        def add(i: int, j: int, part: int, p: list, q: list):
-            at = [((i + block) * len(columns) + j) * 2 + e for block in range(product.blocks) for e in range(2)]
-            product.add(builder, [slot(builder, sums, width * place + part) for place in at], p, q)
-
         def operands(steps: list) -> list:
             return [[[product.operand(builder, v) for v in element] for element in step] for step in steps]
 
-        x, y = operands(x), operands(y)
-        for k in range(0, each, product.steps):
-            for i in range(0, len(rows), product.blocks):
-                p = [x[k + step][i + block] for step in range(product.steps) for block in range(product.blocks)]
-                real = [one[0] for one in p]
-                for j in range(len(columns)):
-                    q = [y[k + step][j] for step in range(product.steps)]
-                    add(i, j, 0, real, [one[0] for one in q])
+        def slots(i: int, j: int, part: int) -> list:
+            at = [((i + block) * len(columns) + j) * 2 + e for block in range(product.blocks) for e in range(2)]
+            return [slot(builder, sums, width * place + part) for place in at]
+
+        y = operands(y)
+        zero = ir.Constant(ir.FloatType(), 0.0)
+        for i in range(0, len(rows), product.blocks):
+            own = operands([step[i : i + product.blocks] for step in x])
+            for part in range(width):
+                # Tensor cores cut off what they add up in float32; so they start anew, and the rest is added up here.
+                found = [[zero] * 2 * product.blocks if product.split else
+                         [builder.load(where) for where in slots(i, j, part)] for j in range(len(columns))]  # fmt: skip
+                for k in range(0, each, product.steps):
+                    p = [own[k + step][block] for step in range(product.steps) for block in range(product.blocks)]
+                    q = [[y[k + step][j] for step in range(product.steps)] for j in range(len(columns))]
+                    pairs = [([one[0] for one in p], part)]
                     if width == 2:
-                        add(i, j, 1, real, [one[1] for one in q])
-                if width == 1:
-                    continue
-                imaginary = [one[1] for one in p]
-                minus = [product.negative(builder, one) for one in imaginary]
+                        other = [one[1] for one in p]
+                        pairs.append(
+                            ([product.negative(builder, one) for one in other], 1) if part == 0 else (other, 0)
+                        )
+                    for left_parts, which in pairs:
+                        for j in range(len(columns)):
+                            found[j] = product.add(builder, found[j], left_parts, [one[which] for one in q[j]])
                 for j in range(len(columns)):
-                    q = [y[k + step][j] for step in range(product.steps)]
-                    add(i, j, 0, minus, [one[1] for one in q])
-                    add(i, j, 1, imaginary, [one[0] for one in q])
+                    for where, value in zip(slots(i, j, part), found[j], strict=True):
+                        builder.store(builder.fadd(builder.load(where), value) if product.split else value, where)
 
     return slices_of(left, right, (each, each), depth // 4, each, compute)

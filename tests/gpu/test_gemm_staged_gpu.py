@@ -178,6 +178,7 @@ def test_a_complex_c_is_refused_beside_real_sums():
 @pytest.mark.parametrize("shape", [(1500, 1024, 700), (513, 129, 4097)])
 @pytest.mark.parametrize(("dtype", "tf32"), KINDS)
 def test_random_data(dtype, tf32, shape, rng):
+    """Three products of tf32 keep the bound of float32."""
     m, n, k = shape
     real = np.dtype(dtype).type(0).real.dtype.name
     a, b = (rng.standard_normal((*s, 2)).astype(real) for s in ((m, k), (k, n)))
