@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from devkernels.device.inline import device_function
-from devkernels.engine import emit, stages
+from devkernels.engine import emit
 from devkernels.engine.block_fft import BlockFFT
 from devkernels.target import simulating
 
@@ -90,6 +90,8 @@ class Parts:
 
 def parts(fft: BlockFFT) -> Parts:
     """Cut a transform in parts."""
+    from devkernels.engine import stages  # with Numba, which a launch of a kernel from the cache does without
+
     options = dict(offset=fft.frequency_offset, rotated=fft.rotated)
     there = stages.steps(fft.plan, fft.dtype, -1, real_input=fft.real_input, **options)
     back = stages.steps(fft.plan, fft.dtype, 1, filtered=True, **options)
