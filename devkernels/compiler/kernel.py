@@ -120,8 +120,7 @@ def compile_function(
     """`compile` with everything decided. Numba is imported only if the image is not in the cache."""
     from devkernels.compiler.signature import resolve
 
-    if options.arch_specific and not target.arch_specific:
-        target = replace(target, arch_specific=True)
+    target = target_of(target, options)
     if targets.simulating():  # its functions are not those that a compiler would see
         return _compile_elsewhere(function, signature, target, options, notes)
     resolved = resolve(function, signature)
@@ -141,6 +140,11 @@ def compile_function(
     spec = f"kernel {function.__name__}({resolved}) for {target}"
     with needing_compilers(spec):
         return unpack(cache.get_or_build(KIND, key, build, spec=spec))[0]
+
+
+def target_of(target: Target, options: Options) -> Target:
+    """What is compiled for where `target` is asked for: ``sm_90a`` for a kernel that needs it."""
+    return replace(target, arch_specific=True) if options.arch_specific and not target.arch_specific else target
 
 
 def _compile_elsewhere(*what: Any) -> KernelImage:

@@ -15,7 +15,7 @@ from devkernels import target as targets
 from devkernels.canonical import digest
 from devkernels.compiler import keys, shipped
 from devkernels.compiler.image import KernelImage, unpack
-from devkernels.compiler.kernel import KIND, Options, compile_function, kernel_key, needing_compilers
+from devkernels.compiler.kernel import KIND, Options, compile_function, kernel_key, needing_compilers, target_of
 from devkernels.errors import ArgumentTypeError, JitDisabledError, MissingDependencyError
 from devkernels.launch import driver
 from devkernels.launch.jit import Kernel
@@ -101,7 +101,9 @@ class LazyKernel(Kernel):
                 raise
             raise cache.jit_disabled(spec, spec, shipped.told(self.content or "")) from error
         if key is not None:
-            name = kernel_key(self.py_func, resolve(self.py_func, parameters), target, self.compile_options)
+            options = self.compile_options
+            where = target_of(target, options)
+            name = kernel_key(self.py_func, resolve(self.py_func, parameters), where, options)
             cache.put(_POINTERS, key, name.encode())
         return image
 

@@ -103,6 +103,7 @@ assert kernels(lambda: devkernels.spectral_filter(wave(5, 64), wave(5, 64))) == 
 causal = ["filter_kernel", "linear_kernel"]
 assert kernels(lambda: devkernels.fftconvolve(rows(4, 256), rows(256), "causal")) == causal
 assert kernels(lambda: devkernels.fftconvolve(rows(2, 3, 256), rows(3, 256), "causal")) == causal
+assert kernels(lambda: devkernels.fftconvolve(rows(2, 3, 256), rows(256), "causal")) == causal
 bias = half(64)
 g = devkernels.make_gemm("float16", epilogue=("bias", "silu"))
 assert set(kernels(lambda: g(half(256, 128), half(128, 64), extra=(bias,)))) == {"warpgroup_kernel"}

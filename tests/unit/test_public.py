@@ -3,8 +3,11 @@
 import ast
 import importlib
 import inspect
+import os
 import pathlib
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -67,3 +70,18 @@ def test_errors_carry_their_spec_and_have_one_root(kind):
 def test_every_kind_of_error_is_a_devkernels_error():
     strays = [kind for kind in KINDS if not issubclass(kind, (errors.DevkernelsError, Warning))]
     assert strays == []
+
+
+def test_no_public_name_brings_a_compiler():
+    """A program whose kernels are in the cache, or in images, imports neither Numba nor llvmlite nor nvmath."""
+    code = (
+        "import sys, devkernels\n"
+        "for name in devkernels.__all__:\n"
+        "    getattr(devkernels, name)\n"
+        "    assert not {'numba', 'llvmlite', 'nvmath', 'cuda.core'} & set(sys.modules), name\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path), "DEVKERNELS_QUIET": "1", "DEVKERNELS_TARGET": "sm_90"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
