@@ -5,7 +5,7 @@ In: a `GemmSpec` and what is known of checked arrays. Out: a `Prepared` launch, 
 
 from __future__ import annotations
 
-import functools
+import weakref
 from typing import Any
 
 from devkernels.compiler import elf
@@ -45,10 +45,17 @@ def prepare(
         c = d if c is None else batched_view(c, batch)
         return (maps, rows, columns, steps, batch, alpha, beta, c, d, numbers(spec, extra))
 
-    return Prepared(launch, arrange, lambda values: _check_parameters(kernel.launcher(values).image))
+    def check(values: tuple) -> None:
+        if kernel not in _CHECKED:  # where parameters begin does not depend on what they are
+            _check_parameters(kernel.launcher(values).image)
+            _CHECKED.add(kernel)
+
+    return Prepared(launch, arrange, check)
 
 
-@functools.cache
+_CHECKED: weakref.WeakSet = weakref.WeakSet()
+
+
 def _check_parameters(image: Any) -> None:
     """The tensor maps must lie on multiples of 64 bytes; where parameters begin is up to the assembler."""
     (found,) = (kernel for kernel in elf.kernels(image.cubin) if kernel.symbol == image.symbol)

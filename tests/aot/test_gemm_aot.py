@@ -67,8 +67,8 @@ def test_some_integers_take_the_portable_loop():
 @pytest.mark.parametrize(
     ("dtype", "target", "operation", "least"),
     [("float32", "sm_90", "FFMA", 1024), ("complex64", "sm_90", "FFMA", 1024), ("float64", "sm_90", "DMMA.16x8x8", 32),
-     ("complex128", "sm_90", "DMMA.16x8x4", 64), ("float64", "sm_80", "DMMA", 128), ("complex64", "sm_90", "HMMA.1688.F32.TF32", 192),
-     ("float32", "sm_90", "HMMA.1688.F32.TF32", 192)],
+     ("complex128", "sm_90", "DMMA.16x8x4", 64), ("float64", "sm_80", "DMMA", 128),
+     ("complex64", "sm_90", "HMMA.1688.F32.TF32", 192), ("float32", "sm_90", "HMMA.1688.F32.TF32", 192)],
 )  # fmt: skip
 def test_slices_copied_ahead(dtype, target, operation, least):
     """Asynchronous copies and reads of 16 bytes, one barrier for a slice, nothing spilled between the products."""
