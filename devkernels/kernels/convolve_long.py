@@ -7,7 +7,9 @@ areas stay in the L2 cache, but the ends of many short launches cost more than t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,35 @@ def lines(columns: int, dtype: str) -> tuple[int, int]:
     if columns > 512:
         return (64, 64) if COMPUTE[dtype] == "float32" else (128, 128)
     return (256 if columns <= 128 else 128), (64 if not real and columns == 256 else 128)
+
+
+def run(parts, x, spectra, element_turns, thread_turns, work, out, extra=0) -> None:
+    """Launch the kernels of `FourStep.steps`."""
+    for there, numbers, along, along_numbers, back, back_numbers in parts:
+        there(x, work, element_turns, thread_turns, *numbers, extra)
+        along(work, spectra, *along_numbers)
+        back(work, out, element_turns, thread_turns, *back_numbers, extra)
+
+
+@dataclass(frozen=True)
+class LongRecipe:
+    """What is left of a call on given spectra once arrays like these have been checked; see `convolve_recipe`."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    elements: int
+    parts: tuple
+    number: str
+    bytes: tuple[int, int]
+    kept: list
+
+    def run(self, x: Any, h: None, spectra: Any, out: Any, extra: Any) -> Any:
+        """Do the call for arrays with the recipe's fingerprints."""
+        result = arrays.empty(x, self.shape, self.dtype) if out is None else out
+        work = arrays.temporary(self.kept, x, (self.elements,), self.number)
+        more = 0 if extra is None else extra.reshape(-1)
+        run(self.parts, x.reshape(-1), *spectra.data, work, result.reshape(-1), more)
+        return result
 
 
 class FourStep:
@@ -163,30 +194,38 @@ class FourStep:
         fit = max(1, WORK_BYTES // (self.plan.size * self.rows.dtype.itemsize))
         return min(rows * self.plan.segments, fit, 65535)
 
-    def launch(self, x: Any, spectra: tuple, out: Any, rule: Broadcast, extra: dict) -> None:
-        """Convolve flat `x` into flat `out`; `extra` may hold an array of that name for the caller's functions."""
+    def steps(self, rule: Broadcast) -> tuple:
+        """Elements of the work area, and the launches of all rows: (kernel, numbers) there, along rows, back, ..."""
         plan, columns, rows = self.plan, self.columns, self.rows
         plates, at_once = rule.rows * plan.segments, self._under_way(rule.rows)
-        work = arrays.temporary(self.kept, x, (at_once * plan.size,), rows.dtype.name)
+        parts = []
+        for plate in range(0, plates, at_once):
+            some = min(at_once, plates - plate)
+            along, back = (self._grid(fft, self.width, some) for fft in (columns, self.columns_back))
+            (chunks, _), *block = self._grid(rows, plan.columns, some)
+            parts.append((
+                self._forward[along],
+                (plate, plan.segments, rule.x_inner, rule.x_rows, plan.length, plan.begin, plan.hop),
+                self._middle[((some, chunks) if self._across else (chunks, some), *block)],
+                (plate, plan.segments, rule.inner, rule.groups),
+                self._inverse[back],
+                (plate, plan.segments, plan.lead, plan.hop, plan.window),
+            ))  # fmt: skip
+        return at_once * plan.size, tuple(parts)
 
-        def run(x, spectra, element_turns, thread_turns, work, out, extra=0):
-            turns = element_turns, thread_turns
-            for plate in range(0, plates, at_once):
-                some = min(at_once, plates - plate)
-                along, back = (self._grid(fft, self.width, some) for fft in (columns, self.columns_back))
-                (chunks, _), *block = self._grid(rows, plan.columns, some)
-                self._forward[along](
-                    x, work, *turns, plate, plan.segments, rule.x_inner, rule.x_rows, plan.length, plan.begin, plan.hop,
-                    extra,
-                )  # fmt: skip
-                self._middle[((some, chunks) if self._across else (chunks, some), *block)](
-                    work, spectra, plate, plan.segments, rule.inner, rule.groups
-                )
-                self._inverse[back](work, out, *turns, plate, plan.segments, plan.lead, plan.hop, plan.window, extra)
-
+    def launch(self, x: Any, spectra: tuple, out: Any, rule: Broadcast, extra: dict) -> None:
+        """Convolve flat `x` into flat `out`; `extra` may hold an array of that name for the caller's functions."""
+        elements, parts = self.steps(rule)
+        work = arrays.temporary(self.kept, x, (elements,), self.rows.dtype.name)
         names = ("spectra", "element_turns", "thread_turns")
-        named = dict(zip(names, spectra, strict=True))
-        arrays.run_where_kernels_live({"x": x, **named, **extra, "work": work, "out": out}, run, ("work", "out"))
+        arrays.run_where_kernels_live(
+            {"x": x, **dict(zip(names, spectra, strict=True)), **extra, "work": work, "out": out},
+            functools.partial(run, parts), ("work", "out"),
+        )  # fmt: skip
+
+    def recipe(self, rule: Broadcast, shape: tuple[int, ...], taken: tuple[int, int]) -> LongRecipe:
+        """What is left of a call like one that was checked; `taken` are the bytes of the rows and of the result."""
+        return LongRecipe(shape, self.dtype, *self.steps(rule), self.rows.dtype.name, taken, self.kept)
 
     def image_sources(self, name: str, notes: dict, takes_extra: bool) -> dict[str, tuple]:
         """Kernels for ``devkernels build``."""

@@ -175,7 +175,7 @@ class FFTConvolve:
         data = self.prepare(h).data if spectra is None else spectra.data
         rows = arrays.cast(x, self.dtype).reshape(-1)
         self._launch(rows, data, result.reshape(-1), rule, _aligned(seen, out), given)
-        if key is not None and self._long is None and not (expand_x or expand_h):
+        if key is not None and not (expand_x or expand_h):
             self._remember(key, seen, out, shape, math.prod(h_batch) if h is not None else None, rule)
         return result
 
@@ -183,12 +183,17 @@ class FFTConvolve:
         self, key: tuple, seen: arrays.Described, out: Any, shape: tuple, filters: int | None, rule: Broadcast
     ):  # fmt: skip
         """Keep what was found out about arrays like these: their next call goes straight to the launches."""
+        taken = seen.itemsize * math.prod(seen.shape), seen.itemsize * math.prod(shape)
+        if self._long is not None:
+            if filters is None:
+                self._recipes.keep(key, self._long.recipe(rule, shape, taken))
+            return
         points, dtype = self.fft.size, self.fft.dtype.name
         self._recipes.keep(key, Recipe(
             shape, self.dtype, tuple(self._launches(rule, _aligned(seen, out))),
             tuple(self._filter_passes(filters)) if filters else (),
             (points * (filters or 0), dtype),
-            (seen.itemsize * math.prod(seen.shape), seen.itemsize * math.prod(shape)), self.kept,
+            taken, self.kept,
         ))  # fmt: skip
 
     def work_bytes(self, rows: int) -> int:

@@ -6,7 +6,8 @@ from scipy import signal
 
 from devkernels import make_fftconvolve
 from devkernels.errors import ArgumentError
-from devkernels.kernels import arrays, convolve_recipe
+from devkernels.kernels import arrays, convolve_plan, convolve_recipe
+from devkernels.kernels.convolver import FFTConvolve
 from devkernels.kernels.fftconvolve2d import make_fftconvolve2d
 from devkernels.tolerance import fft_bound, relative_error
 
@@ -85,3 +86,21 @@ def test_second_call_with_images_checks_nothing(mode, rng, device_arrays, monkey
     else:
         want = np.fft.ifft2(np.fft.fft2(x) * np.fft.fft2(h, x.shape[1:])).real
     assert relative_error(out, want) < fft_bound("float32", 64, 2)
+
+
+def test_second_call_with_a_long_filter_checks_nothing(rng, device_arrays, monkeypatch):
+    monkeypatch.setattr(convolve_plan, "_four_step_sizes", lambda precision: [32])
+    monkeypatch.setattr(convolve_plan, "factors", lambda points, precision: (8, points // 8))
+    common = dict(length=20, taps=13, start=0, window=32, precision="float32")
+    plan = FFTConvolve(convolve_plan.four_step(common, "complex64", False), "complex64", "full")
+    x, h = (rng.standard_normal((2, n)).view("complex128").astype("complex64") for n in (40, 26))
+    spectra, out = plan.prepare(h), np.full((2, 32), np.nan, "complex64")
+    plan(x, spectra=spectra, out=out)
+    x[:] = x[::-1].copy()
+    out[:] = np.nan
+    with monkeypatch.context() as patch:
+        forbid_checks(patch)
+        patch.setattr(arrays, "empty", lambda like, shape, dtype: np.full(shape, np.nan, dtype))
+        assert plan(x, spectra=spectra, out=out) is out
+    want = np.stack([np.convolve(a.astype(complex), b) for a, b in zip(x, h, strict=True)])
+    assert relative_error(out, want) < fft_bound("complex64", 64, 2)
