@@ -48,7 +48,11 @@ CASES = [
     {"work": "plain", "m": 8192, "n": 8192, "k": 8192, "dtype": "int8", "out": "int32", "b": "columns"},
     {"work": "calls", "m": 256, "n": 256, "k": 256, "dtype": "float16", "out": "float16", "b": "rows"},
 ]
-CASES = [{**case, "tf32": case.get("tf32", 0)} if case["work"] == "plain" else case for case in CASES]
+_USUAL = {"complex64": 3}  # what make_gemm does if nothing is said
+CASES = [
+    {**case, "tf32": case.get("tf32", _USUAL.get(case["dtype"], 0))} if case["work"] == "plain" else case
+    for case in CASES
+]
 _ROWS = ("work", "m", "n", "k", "dtype", "out", "b", "tf32")
 _PEERS = {"cuBLASLt": "cuBLASLt, autotuned", "torch": "torch", "devkernels": "devkernels.gemm"}
 _FUSED_PEERS = {"cuBLASLt + elementwise": "cuBLASLt + one elementwise kernel", "devkernels": "devkernels.gemm"}
