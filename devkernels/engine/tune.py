@@ -30,7 +30,7 @@ def candidates(size: int, word_bytes: int) -> list[Choice]:
     present = choose.choose(size, word_bytes)
     found = [present, dataclasses.replace(present, streamed=not present.streamed)]
     if word_bytes == 8:
-        found.append(dataclasses.replace(present, pairs=not present.pairs))
+        found.append(dataclasses.replace(present, pairs=not present.pairs, neighbours=False))
     top = 48 if word_bytes == 8 else 24
     ranked = []
     for radices in choose.factor_lists(size):

@@ -270,7 +270,7 @@ def test_impossible_plans_are_refused(radices, elements):
         make_plan(radices, elements)
 
 
-@pytest.mark.parametrize(("size", "word"), [(64, 8), (768, 8), (4096, 16)])
+@pytest.mark.parametrize(("size", "word"), [(64, 8), (512, 8), (768, 8), (4096, 16)])
 def test_candidates_of_tuning_are_plans_of_that_length(size, word):
     from devkernels.engine import choose, tune
 
