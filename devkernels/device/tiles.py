@@ -49,12 +49,10 @@ def make_store(rows: int, columns: int, along_rows: bool, pitch: int, item: int,
     return _make(rows, columns, along_rows, pitch, item, contiguous, block_dim, True)
 
 
-def _make(rows, columns, along_rows, pitch, item, contiguous, block_dim, store) -> Callable:
+def _one_by_one(rows, columns, by_rows, index, block_dim, store) -> Callable:
+    """``move(x, row, column, tile)`` by elements, with a mask; element (i, j) lies at ``index(tile, i, j)``."""
     threads, count = block_dim[0] * block_dim[1] * block_dim[2], rows * columns
     thread_index = _thread_index(block_dim)
-    row_step, column_step = (pitch, 1) if along_rows else (1, pitch)
-    # Neighbouring threads follow the global array's contiguous axis, whatever the tile's order.
-    by_rows = contiguous == 1 if contiguous is not None else along_rows
     line = columns if by_rows else rows
 
     def narrow(x, row, column, tile):
@@ -62,7 +60,7 @@ def _make(rows, columns, along_rows, pitch, item, contiguous, block_dim, store) 
             outer, inner = e // line, e % line
             i, j = (outer, inner) if by_rows else (inner, outer)
             inside = row + i < x.shape[0] and column + j < x.shape[1]
-            place = i * row_step + j * column_step
+            place = index(tile, i, j)
             if store:
                 if inside:
                     x[row + i, column + j] = tile[place]
@@ -71,20 +69,29 @@ def _make(rows, columns, along_rows, pitch, item, contiguous, block_dim, store) 
             else:
                 tile[place] = 0
 
-    narrow = device_function(narrow)
+    return device_function(narrow)
+
+
+def _make(rows, columns, along_rows, pitch, item, contiguous, block_dim, store) -> Callable:
+    row_step, column_step = (pitch, 1) if along_rows else (1, pitch)
+    index = device_function(lambda tile, i, j: i * row_step + j * column_step)
+    # Neighbouring threads follow the global array's contiguous axis, whatever the tile's order.
+    by_rows = contiguous == 1 if contiguous is not None else along_rows
+    narrow = _one_by_one(rows, columns, by_rows, index, block_dim, store)
     lanes = WORD // item
     wide_axis = 1 if along_rows else 0
     lines, length = (rows, columns) if along_rows else (columns, rows)
     if simulating() or contiguous != wide_axis or length % lanes or pitch % lanes or item > WORD:
         return narrow
-    return _wide(narrow, lines, length, pitch, item, wide_axis, threads, thread_index, store)
+    return _wide(narrow, lines, length, pitch, item, wide_axis, block_dim, store)
 
 
-def _wide(narrow, lines, length, pitch, item, axis, threads, thread_index, store) -> Callable:
+def _wide(narrow, lines, length, pitch, item, axis, block_dim, store) -> Callable:
     """16-byte accesses for tiles that lie inside the array and on 16-byte addresses; a test of the whole block."""
     from devkernels.device._intrinsics import data_pointer, make_copy, misaligned
 
-    copy = make_copy(WORD)
+    copy, thread_index = make_copy(WORD), _thread_index(block_dim)
+    threads = block_dim[0] * block_dim[1] * block_dim[2]
     words, unsigned = length * item // WORD, np.uint64
     total, line_bytes = lines * words, pitch * item
     rows, columns = (lines, length) if axis == 1 else (length, lines)
@@ -117,26 +124,7 @@ def make_placed(rows: int, columns: int, index: Callable, copy: Callable | None,
     ``copy(x, start, tile)``, if there is one, loads a tile that lies inside the array, `start` bytes from its first
     element, and on multiples of `alignment` bytes.
     """
-    threads, count = block_dim[0] * block_dim[1] * block_dim[2], rows * columns
-    thread_index = _thread_index(block_dim)
-    by_rows = contiguous != 0
-    line = columns if by_rows else rows
-
-    def narrow(x, row, column, tile):
-        for e in range(thread_index(), count, threads):
-            outer, inner = e // line, e % line
-            i, j = (outer, inner) if by_rows else (inner, outer)
-            inside = row + i < x.shape[0] and column + j < x.shape[1]
-            place = index(tile, i, j)
-            if store:
-                if inside:
-                    x[row + i, column + j] = tile[place]
-            elif inside:
-                tile[place] = x[row + i, column + j]
-            else:
-                tile[place] = 0
-
-    narrow = device_function(narrow)
+    narrow = _one_by_one(rows, columns, contiguous != 0, index, block_dim, store)
     if copy is None:
         return narrow
     from devkernels.device._intrinsics import data_pointer, misaligned

@@ -10,21 +10,7 @@ import sys
 
 import pytest
 
-FACTORIES = """
-import devkernels
-
-def filters():
-    return devkernels.make_spectral_filter(64, "complex64")
-
-def causal():
-    return devkernels.make_fftconvolve(256, 256, "float32", "causal")
-
-def product():
-    return devkernels.make_gemm("float16", epilogue=("bias", "silu"))
-
-def plain():
-    return devkernels.make_gemm("float32")
-"""
+from tests.ready_factories import READY
 
 CALLS = """
 import sys
@@ -132,7 +118,7 @@ print("fine")
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shipped")
-    (folder / "ready_of_the_test.py").write_text(FACTORIES)
+    (folder / "ready_of_the_test.py").write_text(READY)
     names = [f"ready_of_the_test:{name}" for name in ("filters", "causal", "product", "plain")]
     result = run(folder, "-m", "devkernels.compiler.cli", "build", *names, "--target", "sm_90", "-o", "images")
     assert result.returncode == 0, result.stderr

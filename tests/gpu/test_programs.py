@@ -14,6 +14,7 @@ from bench._image_factory import two_ffts
 from devkernels import cache
 from devkernels.errors import ImageError, JitDisabledError
 from devkernels.launch import driver
+from tests.ready_factories import READY
 
 
 def nan(shape, dtype=np.float32):
@@ -380,20 +381,6 @@ def test_pipelined_products_compile_each_function_once(tmp_path):
         print("full cache:", later.stderr.splitlines()[-1])
 
 
-READY = """
-def filters():
-    return devkernels.make_spectral_filter(64, "complex64")
-
-def causal():
-    return devkernels.make_fftconvolve(256, 256, "float32", "causal")
-
-def product():
-    return devkernels.make_gemm("float16", epilogue=("bias", "silu"))
-
-def plain():
-    return devkernels.make_gemm("float32")
-"""
-
 SHIPPED = (
     BLOCKED
     + READY
@@ -437,7 +424,7 @@ print(cache.counts()["builds"], *[name for name in ("numba", "llvmlite", "nvmath
 
 def test_ready_kernels_from_images_in_a_process_without_any_compiler(tmp_path):
     """What a library ships: images that its own factories made, no compiler, compiling forbidden, an empty cache."""
-    (tmp_path / "ready_of_the_test.py").write_text("import devkernels\n" + READY)
+    (tmp_path / "ready_of_the_test.py").write_text(READY)
     names = [f"ready_of_the_test:{name}" for name in ("filters", "causal", "product", "plain")]
     build = ["-m", "devkernels.compiler.cli", "build", *names, "--quiet", "-o", str(tmp_path / "images"),
              "--target", str(driver.architecture(0))]  # fmt: skip
