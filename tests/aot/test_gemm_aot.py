@@ -89,8 +89,9 @@ def test_slices_copied_ahead(dtype, target, operation, least):
         assert copies
         assert all(".128" in name for name in copies)
         assert sass.count("LDS.128") >= 8
-        # float32 in three products needs every register that there is, and an address more
-        assert sass.between(operation, r"\b(LDL|STL)\b") <= (4 if tiling.split and dtype == "float32" else 0)
+        # Three products of tf32 need all 255 registers, and a few values more wait on the stack: in complex64 four
+        # accesses by CUDA 12's ptxas and none by 13's, in float32 up to three by both.
+        assert sass.between(operation, r"\b(LDL|STL)\b") <= (4 if tiling.split else 0)
         assert image.registers * tiling.threads * tiling.launch_bounds[1] <= 65536
         assert tiling.shared_bytes * tiling.launch_bounds[1] <= 228 * 1024 - 2048
 
