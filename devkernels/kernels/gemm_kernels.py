@@ -29,7 +29,7 @@ from devkernels.kernels.gemm_route import (
     small_tiling,
 )
 from devkernels.kernels.gemm_tune import USUAL, Knobs
-from devkernels.kernels.gemm_views import Prepared, batched_view, numbers, wide_rows
+from devkernels.kernels.gemm_views import Prepared, numbers, three_axes, wide_rows
 from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.launch import driver
 from devkernels.launch.jit import Kernel
@@ -78,13 +78,7 @@ def _portable(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tu
     batched = tuple(len(getattr(x, "shape", ())) == 3 for x in extra)
     kernel = portable_kernel(spec, tiling, None if c is None else arrays.describe(c, "c").dtype, batched)
     grid = (-(-d.columns // tile) * d.batch, -(-d.rows // tile))
-    launch, batch = kernel[grid, tiling.threads, stream], d.batch
-
-    def arrange(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> tuple:
-        views = (batched_view(x, batch) for x in (a, b, d if c is None else c, d))
-        return (*views, alpha, beta, numbers(spec, extra))
-
-    return Prepared(launch, arrange)
+    return Prepared(kernel[grid, tiling.threads, stream], three_axes(spec, d.batch))
 
 
 def _converter(accumulate: str) -> Callable:
@@ -124,12 +118,7 @@ def _staged(
     (rows, columns), batch = tiling.tile, d.batch
     grid = (-(-d.columns // columns) * batch, -(-d.rows // rows))
     launch = staged_kernel(spec, tiling, batched)[grid, tiling.threads, stream, tiling.shared_bytes]
-
-    def arrange(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> tuple:
-        views = (batched_view(x, batch) for x in (a, b, d if c is None else c, d))
-        return (*views, alpha, beta, numbers(spec, extra))
-
-    return Prepared(launch, arrange)
+    return Prepared(launch, three_axes(spec, batch))
 
 
 def staged_tiling(spec: GemmSpec, a: Matrix, b: Matrix, d: Matrix, has_c: bool, blocks: int) -> staged.StagedTiling:
@@ -169,13 +158,8 @@ def _tensor(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tupl
     )  # fmt: skip
     batched = tuple(len(getattr(x, "shape", ())) == 3 for x in extra)
     grid = (-(-d.columns // tensor.TILE) * d.batch, -(-d.rows // tensor.TILE))
-    launch, batch = tensor_kernel(spec, tiling, batched)[grid, tensor.THREADS, stream], d.batch
-
-    def arrange(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> tuple:
-        views = (batched_view(x, batch) for x in (a, b, d if c is None else c, d))
-        return (*views, alpha, beta, numbers(spec, extra))
-
-    return Prepared(launch, arrange)
+    launch = tensor_kernel(spec, tiling, batched)[grid, tensor.THREADS, stream]
+    return Prepared(launch, three_axes(spec, d.batch))
 
 
 @lazy_kernel
@@ -202,12 +186,7 @@ def _packed(spec: GemmSpec, tiling: packed.PackedTiling, d: Matrix, extra: tuple
     batch, batched = d.batch, tuple(len(getattr(x, "shape", ())) == 3 for x in extra)
     kernel = packed_kernel(spec, tiling, batched)
     launch = kernel[-(-batch // tiling.count), tiling.threads, stream, tiling.shared_bytes]
-
-    def arrange(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> tuple:
-        views = (batched_view(x, batch) for x in (a, b, d if c is None else c, d))
-        return (*views, alpha, beta, numbers(spec, extra))
-
-    return Prepared(launch, arrange)
+    return Prepared(launch, three_axes(spec, batch))
 
 
 @lazy_kernel

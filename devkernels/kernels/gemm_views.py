@@ -56,6 +56,16 @@ def batched_view(x: Any, batch: int) -> Any:
     return (np if isinstance(x, np.ndarray) else sys.modules["cupy"]).broadcast_to(x, (batch, *x.shape[1:]))
 
 
+def three_axes(spec: GemmSpec, batch: int) -> Callable[..., tuple]:
+    """What a `Prepared` gives to a kernel on arrays with three axes; one that reads no c is given d in its place."""
+
+    def arrange(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> tuple:
+        views = (batched_view(x, batch) for x in (a, b, d if c is None else c, d))
+        return (*views, alpha, beta, numbers(spec, extra))
+
+    return arrange
+
+
 def wide(x: Matrix, by_eights: bool) -> bool:
     """Whether eight elements of a row are one aligned access (or two, of float32)."""
     return by_eights and x.along_rows is True and x.dtype in STORED_BYTES and x.aligned(min(16, 8 * x.itemsize))

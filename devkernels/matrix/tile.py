@@ -32,6 +32,13 @@ SLAB = 64  # columns that pass through shared memory at a time
 SLAB_BYTES = 16 * SLAB * 4  # of one warp
 
 
+def _values_base_lane(context, builder, signature, arguments):
+    """Arguments of an intrinsic ``(values, base, lane)``: a pointer to float32, and two unsigned numbers."""
+    base, lane = (context.cast(builder, v, t, types.uint32) for v, t in
+                  zip(arguments[1:], signature.args[1:], strict=True))  # fmt: skip
+    return _float_pointer(context, builder, signature.args[0], arguments[0]), base, lane
+
+
 def _lane_address(builder, context, base, lane):
     """Byte address of this lane's first pair in the slab; see `put`."""
     row, quad = builder.lshr(lane, i32(2)), builder.and_(lane, i32(3))
@@ -52,9 +59,7 @@ def make_put(slab: int) -> Callable:
     @intrinsic
     def put(typingctx, acc, base, lane):
         def codegen(context, builder, signature, arguments):
-            floats = _float_pointer(context, builder, signature.args[0], arguments[0])
-            base_, lane_ = (context.cast(builder, v, t, types.uint32) for v, t in
-                            zip(arguments[1:], signature.args[1:], strict=True))  # fmt: skip
+            floats, base_, lane_ = _values_base_lane(context, builder, signature, arguments)
             own = _lane_address(builder, context, base_, lane_)
             for j in range(8):
                 place = builder.add(base_, builder.xor(own, i32((2 * j + (j >> 2)) * 16)))
@@ -78,9 +83,7 @@ def make_get_singles() -> Callable:
     @intrinsic
     def get(typingctx, values, base, lane):
         def codegen(context, builder, signature, arguments):
-            floats = _float_pointer(context, builder, signature.args[0], arguments[0])
-            base_, lane_ = (context.cast(builder, v, t, types.uint32) for v, t in
-                            zip(arguments[1:], signature.args[1:], strict=True))  # fmt: skip
+            floats, base_, lane_ = _values_base_lane(context, builder, signature, arguments)
             group, inside = builder.lshr(lane_, i32(2)), builder.shl(builder.and_(lane_, i32(3)), i32(2))
             for row in range(16):
                 for half in range(2):
@@ -104,9 +107,7 @@ def make_get() -> Callable:
     @intrinsic
     def get(typingctx, values, base, lane):
         def codegen(context, builder, signature, arguments):
-            floats = _float_pointer(context, builder, signature.args[0], arguments[0])
-            base_, lane_ = (context.cast(builder, v, t, types.uint32) for v, t in
-                            zip(arguments[1:], signature.args[1:], strict=True))  # fmt: skip
+            floats, base_, lane_ = _values_base_lane(context, builder, signature, arguments)
             row, part = builder.lshr(lane_, i32(3)), builder.and_(lane_, i32(7))
             group = builder.xor(
                 builder.xor(builder.shl(part, i32(1)), builder.shl(row, i32(1))), builder.lshr(part, i32(2))
