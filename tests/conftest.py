@@ -1,7 +1,7 @@
 """What all tests share: tiers chosen by this process's home, seeds that can be repeated, poisoned outputs, a summary.
 
-in: the home of this process (`devkernels.target.home`). out: fixtures `rng` and `empty`; markers sim, aot and gpu by
-folder; one skip with its reason for a folder whose tests need another home; ``--summary PATH``.
+in: the home of this process (`devkernels.target.home`). out: fixtures `rng`, `empty` and `own_cache`; markers sim,
+aot and gpu by folder; one skip with its reason for a folder whose tests need another home; ``--summary PATH``.
 """
 
 from __future__ import annotations
@@ -100,6 +100,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     here = home()
     return f"devkernels: home {here.kind} ({here.reason}); --seed {config.option.seed}"
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """An empty cache on disk and in memory, whose counts begin at zero, in a process that may compile."""
+    from devkernels import cache
+
+    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("DEVKERNELS_DISABLE_JIT", raising=False)
+    monkeypatch.setattr(cache, "_counts", type(cache._counts)())
+    cache.forget()
+    yield
+    cache.forget()
 
 
 @pytest.fixture

@@ -18,16 +18,9 @@ from devkernels.compiler import elf, frontend, image
 from devkernels.compiler.image import Parameter
 from devkernels.errors import CompileError, JitDisabledError, SpecError, TargetError
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 TARGETS = ["sm_80", "sm_90", "sm_90a", "sm_100", "sm_120"]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("DEVKERNELS_DISABLE_JIT", raising=False)
-    cache.forget()
-    yield
-    cache.forget()
 
 
 FACTOR = np.float32(3)

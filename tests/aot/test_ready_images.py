@@ -3,17 +3,10 @@
 import pytest
 
 import devkernels
-from devkernels import cache
 from devkernels.compiler import build, image
 from devkernels.target import Target
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path / "cache"))
-    cache.forget()
-    yield
-    cache.forget()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_images_of_filters(tmp_path, monkeypatch):

@@ -10,17 +10,9 @@ from devkernels.compiler import nvmath_functions
 from devkernels.errors import JitDisabledError
 from devkernels.target import Target
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 SYMBOL, ISA, TARGET, ARGUMENTS = 7, 1, 2, 3
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("DEVKERNELS_DISABLE_JIT", raising=False)
-    monkeypatch.setattr(cache, "_counts", type(cache._counts)())
-    cache.forget()
-    yield
-    cache.forget()
 
 
 class Binding(types.ModuleType):

@@ -10,6 +10,8 @@ from devkernels import cache
 from devkernels.compiler import nvmath_functions
 from devkernels.errors import JitDisabledError
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 UID, LOGICAL, STORAGE, ALIGNMENT, BUFFER, BUFFER_ALIGNMENT, BLOCK, NAME = range(8)
 SIZE = 3  # an operator of a product
 
@@ -92,16 +94,6 @@ class Binding(types.ModuleType):
     def cublasdx_get_tensor_trait_str_size(self, handle, trait):
         assert handle in self.final
         return 5
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("DEVKERNELS_DISABLE_JIT", raising=False)
-    monkeypatch.setattr(cache, "_counts", type(cache._counts)())
-    cache.forget()
-    yield
-    cache.forget()
 
 
 @pytest.fixture
