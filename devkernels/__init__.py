@@ -22,6 +22,7 @@ _PUBLIC = {
     "KernelImage": "devkernels.compiler.image",
     "Launcher": "devkernels.launch",
     "Target": "devkernels.target",
+    "TileLayout": "devkernels.device.tile_layout",
     "block_fft": "devkernels.engine.block_fft",
     "compile": "devkernels.compiler.kernel",
     "correlate": "devkernels.kernels.fftconvolve",
@@ -33,6 +34,8 @@ _PUBLIC = {
     "keep_nvmath_functions": "devkernels.compiler.nvmath_functions",
     "kernel": "devkernels.launch",
     "load_image": "devkernels.launch",
+    "load_tile": "devkernels.device.collectives",
+    "load_tile_async": "devkernels.device.collectives",
     "make_fftconvolve": "devkernels.kernels.fftconvolve",
     "make_fftconvolve2d": "devkernels.kernels.fftconvolve2d",
     "make_gemm": "devkernels.kernels.gemm",
@@ -41,7 +44,10 @@ _PUBLIC = {
     "matmul": "devkernels.device.matmul",
     "oaconvolve": "devkernels.kernels.fftconvolve",
     "spectral_filter": "devkernels.kernels.spectral_filter",
+    "store_tile": "devkernels.device.collectives",
+    "tile_layout": "devkernels.device.tile_layout",
     "use_images": "devkernels.compiler.shipped",
+    "wait_tiles": "devkernels.device.collectives",
 }
 
 __all__ = ["__version__", *_PUBLIC]
@@ -64,9 +70,11 @@ if TYPE_CHECKING:
     from devkernels.compiler.kernel import compile
     from devkernels.compiler.nvmath_functions import keep_nvmath_functions
     from devkernels.compiler.shipped import use_images
+    from devkernels.device.collectives import load_tile, load_tile_async, store_tile, wait_tiles
     from devkernels.device.fft import DeviceFFT, fft
     from devkernels.device.inline import device_function
     from devkernels.device.matmul import DeviceMatmul, matmul
+    from devkernels.device.tile_layout import TileLayout, tile_layout
     from devkernels.engine.block_fft import block_fft
     from devkernels.errors import DevkernelsError
     from devkernels.kernels.fftconvolve import correlate, fftconvolve, make_fftconvolve, oaconvolve

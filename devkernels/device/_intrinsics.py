@@ -172,6 +172,37 @@ def make_copy(size: int) -> Callable:
     return copy
 
 
+def make_copy_async(size: int) -> Callable:
+    """Return ``copy(to, to_bytes, source, source_bytes, count)``: `count` of `size` bytes, then zeros.
+
+    Asynchronous, to a pointer into shared memory; `size` is 4, 8 or 16.
+    """
+    mode = "cg" if size == 16 else "ca"
+    text = f"cp.async.{mode}.shared.global [$0], [$1], {size}, $2;"
+
+    @intrinsic
+    def copy(typingctx, to, to_bytes, source, source_bytes, count):
+        if not isinstance(to, types.CPointer) or not isinstance(source, types.CPointer):
+            return None
+
+        def codegen(context, builder, signature, arguments):
+            shared = arguments[0]
+            if shared.type.addrspace != 3:
+                shared = builder.addrspacecast(shared, ir.PointerType(shared.type.pointee, 3))
+            here = context.cast(builder, arguments[1], signature.args[1], types.uint32)
+            there = context.cast(builder, arguments[3], signature.args[3], types.uint64)
+            place = builder.add(builder.ptrtoint(shared, ir.IntType(32)), here)
+            origin = builder.add(builder.ptrtoint(arguments[2], ir.IntType(64)), there)
+            bytes_ = context.cast(builder, arguments[4], signature.args[4], types.uint32)
+            kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32), ir.IntType(64), ir.IntType(32)])
+            builder.asm(kind, text, "r,l,r,~{memory}", [place, origin, bytes_], side_effect=True)
+            return context.get_dummy_value()
+
+        return types.void(to, to_bytes, source, source_bytes, count), codegen
+
+    return copy
+
+
 def make_half_to_float() -> Callable:
     """Return ``convert(bits)``: the float32 of the float16 in the low 16 bits."""
 

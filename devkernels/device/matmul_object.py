@@ -13,6 +13,7 @@ import numpy as np
 from devkernels import matmul_traits, target
 from devkernels.checks import whole_number
 from devkernels.device.shape import Dim3
+from devkernels.device.tile_layout import TileLayout
 from devkernels.errors import SpecError
 from devkernels.matmul_spec import MatmulSpec
 
@@ -236,10 +237,33 @@ class DeviceMatmul:
         """Nothing: which of its forms a kernel calls is known only when it is compiled."""
         return []
 
-    def tile_of(self, which: int) -> tuple[int, int, bool, int, int]:
-        """Of op(a), op(b) or c (0, 1, 2): rows, columns, whether in row order, leading dimension, bytes per element."""
+    def tile_of(self, which: int) -> TileLayout:
+        """How op(a), op(b) or c (0, 1, 2) lies in shared memory, where the layout is plain."""
         spec = self._spec
-        return (*spec.shapes[which], spec.row_order[which], spec.leading_dimension[which], spec.item_bytes[which])
+        order = "row_major" if spec.row_order[which] else "col_major"
+        return TileLayout(*spec.shapes[which], spec.value_types[which], order, spec.leading_dimension[which],
+                          block_dim=tuple(spec.block_dim))  # fmt: skip
+
+    def _plain_tile(self, which: int) -> TileLayout:
+        if self._spec.layout != "plain" and which < 2:
+            raise SpecError(f"the {self._spec} lets the library place elements; load_a and load_b know where.",
+                            spec=self._spec)  # fmt: skip
+        return self.tile_of(which)
+
+    @property
+    def a_tile(self) -> TileLayout:
+        """Layout of op(a) in shared memory, for `devkernels.load_tile` and its kin."""
+        return self._plain_tile(0)
+
+    @property
+    def b_tile(self) -> TileLayout:
+        """As `a_tile`, of op(b)."""
+        return self._plain_tile(1)
+
+    @property
+    def c_tile(self) -> TileLayout:
+        """As `a_tile`, of c."""
+        return self._plain_tile(2)
 
     # -- calls inside kernels: these bodies run in the simulator; on a GPU Numba compiles device/numba_matmul.py -------
 

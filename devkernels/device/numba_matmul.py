@@ -172,7 +172,7 @@ def _placed_load(mm, which: int, letter: str, x):
     wide = mm.spec.alignment[which] if tiles.axis_of(x) == axis else None
     copy = calls.make_copy_tile(find, letter, axis) if wide is not None else None
     index = calls.make_index(find, letter)
-    return tiles.make_placed(*mm.spec.shapes[which], index, copy, tiles.axis_of(x), mm.block_dim, False, wide)
+    return tiles.make_placed(mm.tile_of(which), index, copy, tiles.axis_of(x), False, wide)
 
 
 def _register_tile(letter: str, which: int) -> None:
@@ -180,9 +180,10 @@ def _register_tile(letter: str, which: int) -> None:
     def load(f, x, row, column, tile):
         _check_global(f.mm, x, which)
         _check_matrix(f.mm, tile, which, letter)
-        body = _placed_load(f.mm, which, letter, x) if f.mm.spec.layout != "plain" and which < 2 else tiles.make_load(
-            *f.mm.tile_of(which), tiles.axis_of(x), f.mm.block_dim
-        )  # fmt: skip
+        if f.mm.spec.layout != "plain" and which < 2:
+            body = _placed_load(f.mm, which, letter, x)
+        else:
+            body = tiles.make_load(f.mm.tile_of(which), tiles.axis_of(x))
         return lambda f, x, row, column, tile: body(x, row, column, tile)
 
     @overload_method(DeviceMatmulType, f"store_{letter}", jit_options=INLINE)
@@ -191,9 +192,9 @@ def _register_tile(letter: str, which: int) -> None:
         _check_matrix(f.mm, tile, which, letter)
         if f.mm.spec.layout != "plain" and which < 2:
             index = calls.make_index(_code_finder(f.mm, "fragment"), letter)
-            body = tiles.make_placed(*f.mm.spec.shapes[which], index, None, tiles.axis_of(y), f.mm.block_dim, True)
+            body = tiles.make_placed(f.mm.tile_of(which), index, None, tiles.axis_of(y), True)
         else:
-            body = tiles.make_store(*f.mm.tile_of(which), tiles.axis_of(y), f.mm.block_dim)
+            body = tiles.make_store(f.mm.tile_of(which), tiles.axis_of(y))
         return lambda f, tile, y, row, column: body(y, row, column, tile)
 
 

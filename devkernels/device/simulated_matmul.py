@@ -144,4 +144,4 @@ def move_tile(mm, which: int, x, row: int, column: int, tile, store: bool) -> No
     _check_dtype(mm, x, which, "the array")
     flat = _check_dtype(mm, tile, which, "abc"[which]).reshape(-1)
     make = tiles.make_store if store else tiles.make_load
-    make(*mm.tile_of(which), tiles.axis_of(np.asarray(x)), mm.block_dim)(x, row, column, flat)
+    make(mm.tile_of(which), tiles.axis_of(np.asarray(x)))(x, row, column, flat)
