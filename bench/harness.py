@@ -28,6 +28,7 @@ import json
 import os
 import pathlib
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -245,8 +246,10 @@ def measure(setup: Setup, stream: object, effort: Effort) -> list[dict[str, obje
             except Exception as error:  # noqa: BLE001 - a library may refuse to be captured; the row says so
                 row["graph_failed"], replay = _reason(error), None
         able.append((contender, row, [], [], replay))
-    for turn in range(effort.rounds):
-        for contender, _, samples, replayed, replay in able[turn % len(able) :] + able[: turn % len(able)]:
+    # Another order in each round: who comes after a contender that has heated the GPU up runs at a lower clock.
+    shuffled = random.Random(effort.rounds)
+    for _ in range(effort.rounds):
+        for contender, _, samples, replayed, replay in shuffled.sample(able, len(able)):
             samples.append(_milliseconds(contender.run, LAUNCHES))
             if replay is not None:
                 replayed.append(_milliseconds(replay, 1) / LAUNCHES)

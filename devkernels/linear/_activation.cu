@@ -5,31 +5,7 @@
 // KIND 0: ReLU, kept is its result.  1: GELU (tanh), kept is its input.  2: ReLU, kept is its mask, one bit an element.
 // A block of LANES x (256 / LANES) threads takes LANES * VEC columns and some rows. Blocks leave partial sums; the last
 // one of a column slab adds them up, always in the same order, so that the result is the same in every run.
-// TYPE 0: float16, 1: bfloat16, 2: float32, 3: float64. No header is needed.
-
-typedef unsigned long long u64;
-typedef unsigned int u32;
-#if TYPE == 0
-typedef unsigned short T;
-typedef float W;
-__device__ W up(T x) { W y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
-__device__ T down(W x) { T y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
-#elif TYPE == 1
-typedef unsigned short T;
-typedef float W;
-__device__ W up(T x) { return __uint_as_float(u32(x) << 16); }
-__device__ T down(W x) { T y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
-#elif TYPE == 2
-typedef float T;
-typedef float W;
-__device__ W up(T x) { return x; }
-__device__ T down(W x) { return x; }
-#else
-typedef double T;
-typedef double W;
-__device__ W up(T x) { return x; }
-__device__ T down(W x) { return x; }
-#endif
+// `_common.cu` stands before this.
 
 #if VEC == 1
 typedef T Raw;
@@ -43,28 +19,6 @@ __device__ void store(T* to, Raw x) {
 union Pack { Raw raw; T v[VEC]; __device__ Pack() {} };
 static const u32 ROWS = 256 / LANES, SLAB = LANES * VEC;  // a thread loads AHEAD rows before it computes
 union Sums { uint4 raw[VEC * sizeof(W) < 16 ? 1 : VEC * sizeof(W) / 16]; W v[VEC < 4 ? 4 : VEC]; __device__ Sums() {} };
-
-__device__ W gelu_slope(W z) {
-    const W s = W(0.79788456080286535588), q = W(0.044715);
-#if TYPE < 2
-    // tanh(u) = 1 - 2 r and 1 - tanh(u)^2 = 4 r (1 - r) with r = 1 / (1 + exp(2 u)); the approximate exponential and
-    // reciprocal are off by some 2^-21, results are rounded at 2^-9 or 2^-12. tanh() takes longer than the memory does,
-    // and so do thirty instructions for each element, which the library functions would make of this.
-    const W log2e = W(1.44269504088896340736);
-    W e, r;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(z), "f"(W(10)));  // 1 and 0 from there on; further out e would
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(z), "f"(W(-10)));  // overflow; NaN stays NaN
-    const W w = z * z;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(z * (W(2) * log2e * s + W(2) * log2e * s * q * w)));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(W(1) + e));
-    const W left = e * r;  // 1 - r, without what is lost where r is nearly 1
-    return left * (r * (z * (W(2) * s + W(6) * s * q * w))) + left;
-#else
-    z = z > W(16) ? W(16) : z < W(-16) ? W(-16) : z;  // as above
-    W t = tanh(s * (z + q * z * z * z));
-    return W(0.5) * (W(1) + t) + W(0.5) * z * (W(1) - t * t) * s * (W(1) + W(3) * q * z * z);
-#endif
-}
 
 extern "C" __global__ void __launch_bounds__(256, sizeof(W) == 4 ? 4 : 1) activation_backward(
     const T* __restrict__ dy, const void* __restrict__ kept, T* __restrict__ dz, T* db, W* partial, u32* counters, u64 rows, u64 columns, u64 kept_ld,

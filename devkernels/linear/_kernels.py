@@ -1,21 +1,17 @@
 """The gradient through an activation with the bias gradient beside it, as one CUDA kernel (`_activation.cu`).
 
 in: pointers to the gradient and to what the forward pass kept.  out: the gradient before the activation and its sum
-over the rows. Compiled by NVRTC when first needed, kept on disk (`devkernels.cache`, kind "cubin"); launched through
-cuda.bindings with arguments that are laid out once.
+over the rows. Compiled and launched through `_cuda`, with arguments that are laid out once.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import sys
 import threading
-from pathlib import Path
 
-from devkernels import cache
-from devkernels.errors import CompileError, DevkernelsError
-from devkernels.linear import _workspace
+from devkernels.errors import DevkernelsError
+from devkernels.linear import _cuda, _workspace
 from devkernels.linear.arrays import Arrays
 
 TYPES = {
@@ -33,7 +29,6 @@ _FEW_ROWS, _NARROW, _WIDE = (256, 128), 8, 16
 # that some blocks load while others compute (106 us instead of 118 for 16384 x 4096 of float16).
 _AHEAD, _AHEAD_LARGE_GELU, _LARGE = 4, 2, 1 << 24
 _FILL = 528  # blocks of 256 threads that an H200 holds at a time (132 multiprocessors, 4 by their registers)
-_INVALID_CONTEXT = 201
 
 _lock = threading.Lock()
 _counters: dict[tuple[str, int, int], tuple[int, object]] = {}
@@ -48,109 +43,15 @@ def compile_source(number: int, vector: int, kind: int, architecture: str, lanes
     CompileError
         NVRTC refuses the source.
     """
-    from cuda.bindings import nvrtc
-
-    source = (Path(__file__).parent / "_activation.cu").read_text()
-    options = [f"-arch={architecture}", "-std=c++17", f"-DTYPE={number}", f"-DVEC={vector}", f"-DKIND={kind}",
-               f"-DLANES={lanes}", f"-DAHEAD={ahead}"]  # fmt: skip
-    version = nvrtc.nvrtcVersion()[1:]
-
-    def build() -> bytes:
-        error, program = nvrtc.nvrtcCreateProgram(source.encode(), b"_activation.cu", 0, [], [])
-        try:
-            (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
-            if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-                _, size = nvrtc.nvrtcGetProgramLogSize(program)
-                log = bytearray(size)
-                nvrtc.nvrtcGetProgramLog(program, log)
-                raise CompileError(f"NVRTC refuses _activation.cu with {options}: {log.decode(errors='replace')}")
-            _, size = nvrtc.nvrtcGetCUBINSize(program)
-            code = bytearray(size)
-            nvrtc.nvrtcGetCUBIN(program, code)
-            return bytes(code)
-        finally:
-            nvrtc.nvrtcDestroyProgram(program)
-
-    return cache.get_or_build("cubin", cache.digest(source, options, version), build, spec="activation_backward")
+    values = {"TYPE": number, "VEC": vector, "KIND": kind, "LANES": lanes, "AHEAD": ahead}
+    return _cuda.compile_file("_activation.cu", architecture, values)
 
 
 @functools.cache
 def _function(arrays: Arrays, device: int, number: int, vector: int, kind: int, lanes: int, ahead: int):
-    from cuda.bindings import driver
-
     major, minor = arrays.capability(device)
     code = compile_source(number, vector, kind, f"sm_{major}{minor}", lanes, ahead)
-    with arrays.on(device):
-        _enter(device)
-        error, module = driver.cuModuleLoadData(code)
-        _check(driver, error, "cuModuleLoadData")
-        error, function = driver.cuModuleGetFunction(module, b"activation_backward")
-        _check(driver, error, "cuModuleGetFunction")
-    return int(function)
-
-
-def _enter(device: int) -> None:
-    """Make the device's primary context current in this thread; torch's autograd threads start without one."""
-    from cuda.bindings import driver
-
-    error, current = driver.cuCtxGetCurrent()
-    _check(driver, error, "cuCtxGetCurrent")
-    if int(current) == 0:
-        error, handle = driver.cuDeviceGet(device)
-        _check(driver, error, "cuDeviceGet")
-        error, context = driver.cuDevicePrimaryCtxRetain(handle)
-        _check(driver, error, "cuDevicePrimaryCtxRetain")
-        (error,) = driver.cuCtxSetCurrent(context)
-        _check(driver, error, "cuCtxSetCurrent")
-
-
-@functools.cache
-def _library():
-    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-
-
-@functools.cache
-def _copier():
-    function = _library().cuMemcpyDtoDAsync_v2
-    function.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
-    function.restype = ctypes.c_int
-    return function
-
-
-def copy_bytes(target: int, source: int, count: int, device: int, stream: int) -> None:
-    """Copy memory of a device, by pointers; half of what it costs the host to do so through an array's package."""
-    error = _copier()(target, source, count, stream)
-    if error == _INVALID_CONTEXT:
-        _enter(device)
-        error = _copier()(target, source, count, stream)
-    if error:
-        raise DevkernelsError(f"cuMemcpyDtoDAsync failed with CUresult {error}.")
-
-
-@functools.cache
-def _launcher():
-    """Driver's launch function through ctypes: half the cost of the binding, which converts every argument anew."""
-    function = _library().cuLaunchKernel
-    number, pointer = ctypes.c_uint, ctypes.c_void_p
-    function.argtypes = [pointer, *([number] * 7), pointer, pointer, pointer]
-    function.restype = ctypes.c_int
-    return function
-
-
-def _check(driver, error, call: str) -> None:
-    if error != driver.CUresult.CUDA_SUCCESS:
-        raise DevkernelsError(f"{call} failed: {error.name}")
-
-
-@functools.cache
-def available() -> bool:
-    """Whether the parts that this needs are installed: cuda.bindings and NVRTC."""
-    try:
-        from cuda.bindings import driver, nvrtc
-
-        return nvrtc.nvrtcVersion()[0] == nvrtc.nvrtcResult.NVRTC_SUCCESS and driver is not None
-    except (ImportError, RuntimeError, OSError):
-        return False
+    return _cuda.load(arrays, device, code, "activation_backward")
 
 
 def _counter(arrays: Arrays, device: int, stream: int) -> int:
@@ -201,7 +102,7 @@ class ActivationBackward:
         self._pointers = (ctypes.c_void_p * 10)(*(ctypes.addressof(v) for v in self._values))
         self._address = ctypes.addressof(self._pointers)
         self._lock = threading.Lock()
-        self._call = _launcher()
+        self._call = _cuda.launcher()
 
     def launch(self, dy: int, kept: int, dz: int, db: int, stream: int) -> None:
         """Run on pointers; `db` 0 leaves the sum out."""
@@ -216,8 +117,8 @@ class ActivationBackward:
         with self._lock:
             v[0].value, v[1].value, v[2].value, v[3].value, v[4].value, v[5].value = dy, kept, dz, db, partial, counters
             error = self._call(self._kernel, *self._grid, 1, *self._block, 1, 0, stream, self._address, None)
-            if error == _INVALID_CONTEXT:
-                _enter(self._device)
+            if error == _cuda.INVALID_CONTEXT:
+                _cuda.enter(self._device)
                 error = self._call(self._kernel, *self._grid, 1, *self._block, 1, 0, stream, self._address, None)
         if error:
             raise DevkernelsError(f"cuLaunchKernel of activation_backward failed with CUresult {error}.")

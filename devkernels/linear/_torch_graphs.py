@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from devkernels import graphs
 from devkernels.errors import ArgumentError
 from devkernels.linear import _torch_run as raw
-from devkernels.linear._kernels import copy_bytes
+from devkernels.linear._cuda import copy_bytes
 from devkernels.linear._torch_look import look_of
 
 _grad_enabled = torch.is_grad_enabled

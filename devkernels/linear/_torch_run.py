@@ -12,11 +12,13 @@ from torch import Tensor
 
 from devkernels.errors import ArgumentError, ArgumentTypeError
 from devkernels.linear import kept
+from devkernels.linear._weight_gradient import WeightGradient
 from devkernels.linear.activations import on_device
 from devkernels.linear.arrays import package
 from devkernels.linear.bounded import Bounded
 from devkernels.linear.elementwise import unpack_bits
 from devkernels.linear.epilog import Epilog
+from devkernels.linear.joined import chosen
 from devkernels.linear.matmul import Prepared, prepare
 from devkernels.linear.operands import analyse
 
@@ -149,9 +151,10 @@ def keeps_mask(x: Tensor, weight: Tensor, activation: str | None) -> bool:
     return answer
 
 
-def forget_kept() -> None:
-    """Ask again what ReLU keeps: it has just been measured."""
+def forget_choices() -> None:
+    """Ask again what ReLU keeps and how the backward pass goes: it has just been measured."""
     _kept.clear()
+    _steps.clear()
 
 
 def kind_of(activation: str, kept: Tensor) -> str:
@@ -212,12 +215,17 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, activat
 
 
 class _Step:
-    """The backward pass of one layer with all plans at hand: a pass through the activation, and two products."""
+    """The backward pass of one layer with all plans at hand: a pass through the activation, and two products.
 
-    __slots__ = ("index", "input", "new_db", "new_dw", "new_dx", "new_dz", "through", "weight")
+    Or, with `joined`, the pass inside the product that makes the weight's gradient.
+    """
 
-    def __init__(self, dy: Tensor, x: Tensor, weight: Tensor, through: tuple | None, sums: bool, compute: str | None):
+    __slots__ = ("index", "input", "joined", "new_db", "new_dw", "new_dx", "new_dz", "through", "weight")
+
+    def __init__(self, dy: Tensor, x: Tensor, weight: Tensor, through: tuple | None, sums: bool, compute: str | None,
+                 joined: WeightGradient | None):  # fmt: skip
         flat, flat_dy = flatten("x", x), flatten("dy", dy)
+        self.joined = joined
         self.through, self.new_dz, self.new_db = through or (None, None, None)
         dz = flat_dy if through is None else self.new_dz()
         over_tokens = Epilog.BGRADA if sums and through is None else Epilog.DEFAULT
@@ -238,14 +246,17 @@ class _Step:
         if self.new_db is not None:
             db = self.new_db()
             sums = db.data_ptr()
+        dx, dw = self.new_dx(), self.new_dw()
         if self.through is not None:
             held = self.new_dz()
             pointer = held.data_ptr()
+            if self.joined is not None:
+                self.joined.launch(dz, kept.data_ptr(), x.data_ptr(), pointer, sums, dw.data_ptr(), stream)
+                self.input.launch(pointer, weight.data_ptr(), 0, dx.data_ptr(), 0, 0, stream)
+                return dx, dw, db
             self.through.launch(dz, kept.data_ptr(), pointer, sums, stream)
             sums = 0
-        dx = self.new_dx()
         self.input.launch(pointer, weight.data_ptr(), 0, dx.data_ptr(), 0, 0, stream)
-        dw = self.new_dw()
         self.weight.launch(pointer, x.data_ptr(), 0, dw.data_ptr(), sums, 0, stream)
         return dx, dw, db
 
@@ -263,14 +274,16 @@ def _step_for(dy, x, weight, kept, kind: str | None, sums: bool) -> _Step | None
         return step
     step = None
     if dy.dtype == dtype == weight.dtype and not _ARRAYS.several_devices() and x.numel() and dy.numel():
-        through, index = None, dy.get_device()
+        through, joined, index = None, None, dy.get_device()
         if kind is not None:
             columns = dy.shape[-1]
             ld = columns if kind == "relu" else kept.stride(0)
             rows = dy.numel() // columns
-            through = on_device(_ARRAYS, index, str(dtype)[6:], rows, columns, ld, kind, 0)
+            about = _ARRAYS, index, str(dtype)[6:], rows, columns
+            through = on_device(*about, ld, kind, 0)
+            joined = chosen(*about, weight.shape[1], kind, ld)
         if kind is None or through is not None:
-            step = _Step(dy, x, weight, through, sums, compute)
+            step = _Step(dy, x, weight, through, sums, compute, joined)
             if step.input is None or step.weight is None:
                 step = None
     return _steps.keep(key, step)

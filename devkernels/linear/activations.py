@@ -7,7 +7,7 @@ pass can sum it up on the way (on a GPU, see `_kernels`).
 from __future__ import annotations
 
 from devkernels.errors import JitDisabledError
-from devkernels.linear import _kernels, elementwise
+from devkernels.linear import _cuda, _kernels, elementwise
 from devkernels.linear.arrays import CPU, Arrays
 from devkernels.linear.bounded import Bounded
 
@@ -28,7 +28,7 @@ def on_device(arrays: Arrays, device: int, dtype: str, rows: int, columns: int, 
     key = (arrays.name, device, dtype, rows, columns, kept_ld, kind, aligned)
     found = _prepared.get(key)
     if found is None:
-        if device == CPU or arrays.name == "numpy" or dtype not in _kernels.TYPES or not _kernels.available():
+        if device == CPU or arrays.name == "numpy" or dtype not in _kernels.TYPES or not _cuda.available():
             return None
         try:
             kernel = _kernels.ActivationBackward(arrays, device, dtype, rows, columns, kept_ld, kind, aligned)

@@ -18,7 +18,7 @@ import math
 from typing import NamedTuple
 
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
-from devkernels.linear import activations
+from devkernels.linear import activations, joined
 from devkernels.linear.arrays import CPU, arrays_of, package
 from devkernels.linear.bounded import Bounded
 from devkernels.linear.epilog import Epilog
@@ -239,22 +239,22 @@ class FusedLinear:
         pointers = arrays.pointer(dy) | arrays.pointer(saved.x) | arrays.pointer(weight)
         if saved.call is None or self.device == CPU or not dy.flags.c_contiguous or pointers & 255:
             return
-        through, need_bias = None, self.bias is not None
+        through, one, need_bias = None, None, self.bias is not None
         if mask is not None:
             data = mask.data_for(mask.kind, mask.shape, self.dtype, self.device, arrays)
             rows = saved.x.shape[0]
-            through = activations.on_device(
-                arrays, self.device, self.dtype, rows, self.out_features, data.shape[-1], mask.kind, 0
-            )
+            about = arrays, self.device, self.dtype, rows, self.out_features
+            through = activations.on_device(*about, data.shape[-1], mask.kind, 0)
             if through is None:
                 return
+            one = joined.chosen(*about, self.in_features, mask.kind, data.shape[-1])
         epilog = Epilog.BGRADA if need_bias and through is None else Epilog.DEFAULT
         by_input = prepare(analyse(dz, weight, compute_type=self.compute_type))
         by_weight = prepare(analyse(dz.T, saved.x, epilog=epilog, compute_type=self.compute_type))
         if by_input.lean is None or by_weight.lean is None:
             return
         shape = (*saved.lead, self.in_features)
-        saved.call.backward = LayerBackward(by_input, by_weight, weight, dy, shape, through, need_bias)
+        saved.call.backward = LayerBackward(by_input, by_weight, weight, dy, shape, through, need_bias, one)
 
     def _through_activation(self, dy, saved: Saved):
         """Gradient before the activation, and the bias gradient where it comes along."""

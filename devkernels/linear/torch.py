@@ -179,7 +179,7 @@ class FusedLinear(nn.Module):
             bias = None if self.bias is None else self.bias.detach()
             x, weight, bias = autocast(x.detach(), self.weight.detach(), bias)
             reports = tune(raw.flatten("x", x), weight, bias, self.activation, backward=backward, candidates=candidates)
-            raw.forget_kept()
+            raw.forget_choices()
             _torch_train.learned.forget()
             return reports
 

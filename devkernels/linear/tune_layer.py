@@ -1,17 +1,22 @@
-"""Tuning of all the products that a layer takes.
+"""Tuning of all that a layer takes: its products, what it keeps, and how it goes back through its activation.
 
-in: an input, weight and bias of a layer.  out: reports of what was measured; the choices are kept (see `tuned`).
+in: an input, weight and bias of a layer.  out: reports of what was measured; the choices are kept (see `tuned`, `kept`,
+`joined`).
 """
 
 from __future__ import annotations
 
 import functools
 import statistics
+from collections.abc import Callable
+from contextlib import ExitStack
 
-from devkernels.linear import activations, kept
+from devkernels.linear import activations, elementwise, joined, kept
 from devkernels.linear.arrays import CPU, arrays_of
-from devkernels.linear.epilog import Epilog, relu_mask_bytes
+from devkernels.linear.epilog import Epilog
 from devkernels.linear.stateful import FusedMatmul
+
+_ROUNDS, _LONG_MS, _SHORT_MS = 9, 5.0, 0.1
 
 
 def autotune(x, weight, bias, activation: str | None, *, compute_type=None, backward: bool = True,
@@ -21,56 +26,130 @@ def autotune(x, weight, bias, activation: str | None, *, compute_type=None, back
     Returns
     -------
     list of dict
-        One report for each product, with its ``spec``.
+        One report for each product, with its ``spec``; with an activation, a last one on the ways through a training
+        step.
     """
     inputs = {} if bias is None else {"bias": bias}
-    forward = [Epilog.of(activation, bias=bias is not None, aux=False)]
-    if backward and activation:
-        forward.append(Epilog.of(activation, bias=bias is not None, aux=True))
-    # With an activation, the pass that goes through it sums up the bias gradient; else the product does.
-    over_tokens = Epilog.BGRADA if bias is not None and activation is None else Epilog.DEFAULT
-    jobs = [(x, weight.T, epilog, inputs) for epilog in forward]
-    if backward:
-        y = FusedMatmul(x, weight.T, epilog=forward[0], epilog_inputs=inputs, compute_type=compute_type,
-                        allow_unfused=True).plan().execute()  # fmt: skip
-        jobs += [(y.T, x, over_tokens, {}), (y, weight, Epilog.DEFAULT, {})]
     reports = []
-    for a, b, epilog, given in jobs:
-        with FusedMatmul(a, b, epilog=epilog, epilog_inputs=given, compute_type=compute_type, allow_unfused=True) as mm:
-            report = mm.plan().autotune(candidates=candidates)
-            reports.append({"spec": str(mm.spec), **report})
-    if backward and activation == "relu":
-        reports += _relu_keeps(x, weight, reports[0], reports[1])
+    with ExitStack() as stack:
+
+        def tuned(a, b, epilog, given) -> FusedMatmul:
+            product = stack.enter_context(
+                FusedMatmul(a, b, epilog=epilog, epilog_inputs=given, compute_type=compute_type, allow_unfused=True)
+            )
+            report = product.plan().autotune(candidates=candidates)
+            reports.append({"spec": str(product.spec), **report})
+            return product
+
+        plain = tuned(x, weight.T, Epilog.of(activation, bias=bias is not None, aux=False), inputs)
+        if backward:
+            masked = None
+            if activation:
+                masked = tuned(x, weight.T, Epilog.of(activation, bias=bias is not None, aux=True), inputs)
+            y = plain.execute()
+            # With an activation, the pass that goes through it sums up the bias gradient; else the product does.
+            over_tokens = Epilog.BGRADA if bias is not None and activation is None else Epilog.DEFAULT
+            gradient = tuned(y.T, x, over_tokens, {})
+            tuned(y, weight, Epilog.DEFAULT, {})
+            if activation:
+                reports += _Steps(x, weight, bias, activation, y, plain, masked, gradient).choose()
     return reports
 
 
-def _relu_keeps(x, weight, plain: dict, with_mask: dict) -> list[dict[str, object]]:
-    """Measure which is faster together with its pass backward: to keep the result, or to make a mask."""
-    arrays = arrays_of(x)
-    told, (n, k) = arrays.describe(x), weight.shape
-    if told.device == CPU or plain["best"] is None or with_mask["best"] is None:
-        return []
-    tokens, dtype, device = told.shape[0], told.dtype, told.device
-    times = []
-    with arrays.on(device):
-        for report, kind, ld in ((plain, "relu", n), (with_mask, "relu_aux", relu_mask_bytes(n))):
-            found = activations.on_device(arrays, device, dtype, tokens, n, ld, kind, 0)
-            if found is None:
+class _Steps:
+    """Ways through a training step of a layer, without what they have in common (the input's gradient)."""
+
+    def __init__(self, x, weight, bias, activation: str, y, plain: FusedMatmul, masked: FusedMatmul,
+                 gradient: FusedMatmul):  # fmt: skip
+        self.arrays = arrays_of(x)
+        told = self.arrays.describe(x)
+        self.device, self.dtype, (self.tokens, self.k), self.n = told.device, told.dtype, told.shape, weight.shape[0]
+        self.x, self.weight, self.bias, self.y = x, weight, bias, y
+        self.gradient = gradient._prepared.lean
+        # What is kept -> (the forward product, where it lies, its distance from row to row).
+        self.kinds = {}
+        if activation == "relu":
+            self.kinds["relu"] = plain._prepared.lean, y, self.n
+        if masked._prepared.lean is not None:
+            data = next(iter(masked.execute()[1].values())).raw_data()
+            self.kinds["relu_aux" if activation == "relu" else "gelu"] = masked._prepared.lean, data, data.shape[-1]
+
+    def choose(self) -> list[dict[str, object]]:
+        """Time the ways in turns, and keep what is fastest."""
+        arrays, at = self.arrays, self.arrays.pointer
+        if self.device == CPU or self.gradient is None or any(lt is None for lt, _, _ in self.kinds.values()):
+            return []
+        operands = (self.x, self.y, *(data for _, data, _ in self.kinds.values()))
+        if any(at(array) & 255 for array in operands):
+            return []
+        with arrays.on(self.device):
+            ways = {}
+            for kind in self.kinds:
+                ways |= self._ways(kind)
+            if not ways:
                 return []
-            kernel, new_dz, new_db = found
-            data = new_dz() if kind == "relu" else arrays.empty((tokens, ld), "uint8", device)
-            held = (new_dz(), data, new_dz(), new_db())
-            pointers = [arrays.pointer(array) for array in held]
-            run = functools.partial(_on_the_current_stream, kernel, arrays, device, pointers)
-            run()
-            call, count = arrays.captured(run, 20), 20
-            samples = [arrays.milliseconds(call, device) / count for _ in range(9)]
-            del held
-            times.append(report["milliseconds"][report["best"]] + statistics.median(samples))
-    mask = times[1] < times[0]
-    kept.remember(arrays, tokens, n, k, dtype, device, mask)
-    return [{"spec": "what ReLU keeps: its result, or a mask", "milliseconds": times, "best": int(mask)}]
+            for kind in self.kinds:
+                if (kind, True) in ways and not self._alike(ways[kind, False], ways[kind, True]):
+                    del ways[kind, True]
+            times = dict(zip(ways, _in_turns(arrays, self.device, list(ways.values())), strict=True))
+        best = min(times, key=times.__getitem__)
+        about = arrays, self.device, self.dtype, self.tokens, self.n, self.k
+        for kind in self.kinds:
+            if (kind, True) in times and (kind, False) in times:
+                joined.remember(*about, kind, times[kind, True] < times[kind, False])
+        if "relu" in self.kinds:
+            kept.remember(arrays, self.tokens, self.n, self.k, self.dtype, self.device, best[0] == "relu_aux")
+        names = [f"keeps {kind}, {'one kernel' if one else 'pass and product'}" for kind, one in ways]
+        return [{"spec": "ways through a training step", "ways": names, "milliseconds": list(times.values()),
+                 "best": list(ways).index(best)}]  # fmt: skip
+
+    def _ways(self, kind: str) -> dict[tuple[str, bool], Callable[[], tuple]]:
+        """For something kept, the two ways: pass and product, and both in one kernel."""
+        arrays, at = self.arrays, self.arrays.pointer
+        forward, data, ld = self.kinds[kind]
+        shape = arrays, self.device, self.dtype, self.tokens, self.n
+        there = activations.on_device(*shape, ld, kind, 0)
+        if there is None:
+            return {}
+        through, new_dz, new_db = there
+        one = joined.kernel_for(*shape, self.k, kind, ld)
+        held = new_dz(), new_db(), arrays.empty((self.n, self.k), self.dtype, self.device), new_dz()
+        dz, db, dw, out = (at(array) for array in held)
+        x, dy, kept_at, weight = at(self.x), at(self.y), at(data), at(self.weight)
+        bias, aux = 0 if self.bias is None else at(self.bias), 0 if kind == "relu" else kept_at
+
+        def run(alone: bool) -> tuple:
+            stream = arrays.stream(self.device)
+            forward.launch(x, weight, 0, out, bias, aux, stream)
+            if alone:
+                one.launch(dy, kept_at, x, dz, db, dw, stream)
+            else:
+                through.launch(dy, kept_at, dz, db, stream)
+                self.gradient.launch(dz, x, 0, dw, 0, 0, stream)
+            return held[:3]
+
+        ways = {(kind, False): functools.partial(run, False)}
+        if one is not None:
+            ways[kind, True] = functools.partial(run, True)
+        return ways
+
+    def _alike(self, one: Callable[[], tuple], other: Callable[[], tuple]) -> bool:
+        """Whether two ways compute the same, but for rounding. They write to the same arrays."""
+        kept_of_one = [elementwise.copy(self.arrays, array) for array in one()]
+        return all(elementwise.alike(self.arrays, *pair) for pair in zip(other(), kept_of_one, strict=True))
 
 
-def _on_the_current_stream(kernel, arrays, device: int, pointers: list[int]) -> None:
-    kernel.launch(*pointers, arrays.stream(device))
+def _in_turns(arrays, device: int, runs: list[Callable[[], object]]) -> list[float]:
+    """Milliseconds of each run, the median of some rounds in which they take turns."""
+    calls, rounds = [], _ROUNDS
+    for run in runs:
+        run()
+        once = arrays.milliseconds(run, device)
+        count = 20 if once < _SHORT_MS else 3
+        if once > _LONG_MS:
+            calls.append((run, 1))
+            rounds = 3
+        else:
+            calls.append((arrays.captured(run, count), count))
+    samples = [[arrays.milliseconds(call, device) / count for call, count in calls] for _ in range(rounds)]
+    return [statistics.median(column) for column in zip(*samples, strict=True)]

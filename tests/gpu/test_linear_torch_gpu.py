@@ -286,7 +286,7 @@ def test_pass_through_an_activation(kind, dtype):
 def test_relu_keeps_what_was_found_to_be_faster(dtype, mask):
     layer = FusedLinear(72, 136, activation="relu", device="cuda", dtype=dtype)
     kept.remember(package("torch"), 64, 136, 72, str(dtype)[6:], 0, mask)
-    raw.forget_kept()
+    raw.forget_choices()
     x = torch.randn(64, 72, device="cuda", dtype=dtype, requires_grad=True)
     wide = [t.detach().double().requires_grad_() for t in (x, *layer.parameters())]
     y, want = layer(x), torch.relu(nn.functional.linear(*wide))
@@ -303,7 +303,7 @@ def test_autotune_of_a_layer():
     x = torch.randn(512, 256, device="cuda", dtype=torch.float16)
     before = torch.cuda.memory_allocated()
     reports = layer.autotune(x)
-    assert len(reports) == 5  # two forward products, two backward products, and what is kept
+    assert len(reports) == 5  # two forward products, two backward products, and the ways through a step
     assert all(report["best"] is not None for report in reports)
     assert reports[0]["candidates"] > reports[0]["heuristic"] >= 1
     assert torch.cuda.memory_allocated() <= before + (40 << 20)  # a workspace of 32 MiB for the stream of the captures

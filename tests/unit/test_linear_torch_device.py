@@ -151,10 +151,23 @@ class Pass:
             self.view(db, (self.columns,))[...] = self.view(dz, shape).sum(0)
 
 
+class Joined(Pass):
+    """The kernel that makes the weight gradient besides, on the CPU."""
+
+    launches = 0
+
+    def launch(self, dy, kept, x, dz, db, dw, stream):
+        type(self).launches += 1
+        super().launch(dy, kept, dz, db, stream)
+        left, right = self.view(dz, (self.rows, self.columns)), self.view(x, (self.rows, 8))
+        self.view(dw, (self.columns, 8))[...] = left.T @ right
+
+
 @pytest.mark.parametrize("with_bias", [True, False])
-@pytest.mark.parametrize("mask", [False, True])
-@pytest.mark.parametrize("activation", list(ACTIVATIONS))
-def test_training_steps_that_repeat_take_the_short_way(lt, monkeypatch, activation, mask, with_bias):
+@pytest.mark.parametrize(("activation", "mask", "joined"), [
+    (None, False, False), *((a, m, j) for a in ("relu", "gelu") for m in (False, True) for j in (False, True)),
+])  # fmt: skip
+def test_training_steps_that_repeat_take_the_short_way(lt, monkeypatch, activation, mask, joined, with_bias):
     makers = _torch_run._ARRAYS.maker
 
     def align(x):
@@ -174,6 +187,11 @@ def test_training_steps_that_repeat_take_the_short_way(lt, monkeypatch, activati
             Pass(rows, columns, kind), arrays.maker((rows, columns), dtype, device),
             arrays.maker((columns,), dtype, device)),
     )  # fmt: skip
+    monkeypatch.setattr(
+        _torch_run, "chosen", lambda arrays, device, dtype, rows, columns, width, kind, ld: (
+            Joined(rows, columns, kind) if joined else None),
+    )  # fmt: skip
+    monkeypatch.setattr(Joined, "launches", 0)
     weight = aligned(16, 8, dtype=torch.float64).requires_grad_()
     bias = aligned(16, dtype=torch.float64).requires_grad_() if with_bias else None
     took = []
@@ -191,6 +209,7 @@ def test_training_steps_that_repeat_take_the_short_way(lt, monkeypatch, activati
             weight.data = align(weight.data * 0.5)  # another address; the check does not mind
             took.clear()
     assert not took
+    assert Joined.launches == (5 if joined else 0)
     y = fused_linear(x, weight, bias, activation)  # a gradient that looks otherwise
     torch.autograd.grad(y, leaves, aligned(3, 16, 4, dtype=torch.float64).mT)
     assert len(took) == 1

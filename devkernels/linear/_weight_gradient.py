@@ -1,0 +1,144 @@
+"""Weight gradient of a layer, the gradient through its activation inside the product (`_weight_gradient.cu`, sm_90).
+
+in: pointers to the result's gradient, what the forward pass kept, and the input.  out: the gradient before the
+activation, its sum over the tokens, and the weight gradient: one kernel instead of `_kernels.ActivationBackward` and a
+product. The pass over the gradient then hides behind the product, which has memory bandwidth to spare.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+
+from devkernels.errors import DevkernelsError
+from devkernels.linear import _cuda
+from devkernels.linear._kernels import KINDS, TYPES
+from devkernels.linear.arrays import Arrays
+
+DTYPES = ("float16", "bfloat16")
+_TOKENS, _FEATURES, _WIDTH, _THREADS = 64, 128, 256, 384  # of a stage and a block, see the source
+_RINGS = {4: (4, 3), 2: (4, 2), 1: (3, 2)}  # blocks of a cluster -> stages, steps fetched ahead: what fits
+_MAP_TYPES = {"uint8": 0, "float16": 6, "bfloat16": 9}  # CUtensorMapDataType
+_SWIZZLE_128, _L2_256 = 3, 3
+_MOST = 1 << 31
+
+
+def possible(arrays: Arrays, device: int, dtype: str, tokens: int, features: int, width: int) -> bool:
+    """Whether there is a kernel for such a layer: 16 bits, rows of multiples of 16 bytes, a GPU with sm_90."""
+    if dtype not in DTYPES or features % 8 or width % 8 or max(tokens, features, width) >= _MOST or tokens < 1:
+        return False
+    return _cuda.available() and tuple(arrays.capability(device)) == (9, 0)
+
+
+def cluster_of(width: int) -> int:
+    """Blocks that share the gradient before the activation: as many as divide the blocks side by side."""
+    across = -(-width // _WIDTH)
+    return next(size for size in (4, 2, 1) if across % size == 0)
+
+
+def shared_bytes(kind: int, cluster: int) -> int:
+    """Dynamic shared memory of a block."""
+    stages, ahead = _RINGS[cluster]
+    part = _TOKENS // cluster * _FEATURES * 2  # of the gradient, and of what was kept
+    stage = (_FEATURES + _WIDTH) * _TOKENS * 2
+    kept = 1024 if kind == KINDS["relu_aux"] else part
+    return stages * stage + ahead * (part + kept) + 16 * stages + 8 * ahead + cluster * _FEATURES * 4 + 1024
+
+
+def compile_source(dtype: str, kind: int, cluster: int) -> bytes:
+    """Compile the kernel for one dtype, kind and size of clusters; return the cubin, from the cache if kept."""
+    stages, ahead = _RINGS[cluster]
+    values = {"TYPE": TYPES[dtype][0], "KIND": kind, "CL": cluster, "STAGES": stages, "AHEAD": ahead}
+    return _cuda.compile_file("_weight_gradient.cu", "sm_90a", values)
+
+
+@functools.cache
+def _function(arrays: Arrays, device: int, dtype: str, kind: int, cluster: int) -> int:
+    code = compile_source(dtype, kind, cluster)
+    return _cuda.load(arrays, device, code, "weight_gradient", shared_bytes(kind, cluster))
+
+
+class _Map:
+    """A tensor map (CUtensorMap) in memory of its own: which matrix the copy unit reads, and in which boxes."""
+
+    def __init__(self, dtype: str, rows: int, columns: int, pitch: int, box: tuple[int, int], swizzle: int):
+        u64, u32, pointer = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p
+        self._memory = (u64 * 24)()  # the driver wants multiples of 64 bytes
+        self.place = ctypes.addressof(self._memory) + -ctypes.addressof(self._memory) % 64
+        self._sizes, self._pitch, self._box, self._ones = (
+            (u64 * 2)(columns, rows),
+            u64(pitch),
+            (u32 * 2)(*box),
+            (u32 * 2)(1, 1),
+        )
+        self._encode = functools.partial(_encoder(), pointer(self.place), _MAP_TYPES[dtype], 2)
+        self._rest = self._sizes, ctypes.byref(self._pitch), self._box, self._ones, 0, swizzle, _L2_256, 0
+        self._pointer = 0
+
+    def at(self, pointer: int) -> None:
+        """Let it describe a matrix that lies there."""
+        if pointer != self._pointer:
+            error = self._encode(pointer, *self._rest)
+            if error:
+                raise DevkernelsError(f"cuTensorMapEncodeTiled failed with CUresult {error}.")
+            self._pointer = pointer
+
+
+@functools.cache
+def _encoder():
+    function = _cuda.library().cuTensorMapEncodeTiled
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    function.argtypes = [pointer, number, ctypes.c_uint32, pointer, pointer, pointer, pointer, pointer, *[number] * 4]
+    function.restype = ctypes.c_int
+    return function
+
+
+class WeightGradient:
+    """One shape of the kernel, with its arguments laid out. Threads may share it.
+
+    Parameters
+    ----------
+    tokens, features, width : int
+        The gradient is (tokens, features), the layer's input (tokens, width), the weight (features, width).
+    kept_ld : int
+        Elements from row to row of what was kept; bytes for a mask.
+    kind : {"relu", "gelu", "relu_aux", "gelu_aux"}
+        What was kept, as for `activations.on_device`.
+    """
+
+    def __init__(self, arrays: Arrays, device: int, dtype: str, tokens: int, features: int, width: int, kept_ld: int,
+                 kind: str):  # fmt: skip
+        self._device, code, cluster = device, KINDS[kind], cluster_of(width)
+        self._kernel, self._shared = _function(arrays, device, dtype, code, cluster), shared_bytes(code, cluster)
+        rows = _TOKENS // cluster
+        self._dy = _Map(dtype, tokens, features, 2 * features, (64, rows), _SWIZZLE_128)
+        if code == KINDS["relu_aux"]:
+            self._kept = _Map("uint8", tokens, kept_ld, kept_ld, (_FEATURES // 8, rows), 0)
+        else:
+            self._kept = _Map(dtype, tokens, features, 2 * kept_ld, (64, rows), _SWIZZLE_128)
+        self._x = _Map(dtype, tokens, width, 2 * width, (64, _TOKENS), _SWIZZLE_128)
+        self._grid = -(-features // _FEATURES), -(-width // _WIDTH)
+        self._results = [ctypes.c_uint64(0) for _ in range(3)]
+        self._sizes = [ctypes.c_uint32(size) for size in (tokens, features, width)]
+        places = [m.place for m in (self._dy, self._kept, self._x)]
+        places += [ctypes.addressof(value) for value in (*self._results, *self._sizes)]
+        self._arguments = (ctypes.c_void_p * len(places))(*places)
+        self._address = ctypes.addressof(self._arguments)
+        self._lock, self._call = threading.Lock(), _cuda.launcher()
+
+    def launch(self, dy: int, kept: int, x: int, dz: int, db: int, dw: int, stream: int) -> None:
+        """Run on pointers, multiples of 16; `db` 0 leaves the sum out."""
+        z, b, w = self._results
+        with self._lock:
+            self._dy.at(dy)
+            self._kept.at(kept)
+            self._x.at(x)
+            z.value, b.value, w.value = dz, db, dw
+            about = (self._kernel, *self._grid, 1, _THREADS, 1, 1, self._shared, stream, self._address, None)
+            error = self._call(*about)
+            if error == _cuda.INVALID_CONTEXT:
+                _cuda.enter(self._device)
+                error = self._call(*about)
+        if error:
+            raise DevkernelsError(f"cuLaunchKernel of weight_gradient failed with CUresult {error}.")

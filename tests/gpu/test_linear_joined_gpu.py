@@ -1,0 +1,133 @@
+"""The weight gradient with the pass through the activation inside, on a GPU with sm_90."""
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("needs torch", allow_module_level=True)
+
+import numpy as np
+import torch
+from torch import nn
+
+from devkernels.linear import FusedLinear as ArrayLinear
+from devkernels.linear import _torch_run as raw
+from devkernels.linear import _torch_train, _weight_gradient, activations, joined, kept
+from devkernels.linear.arrays import package
+from devkernels.linear.elementwise import pack_bits
+from devkernels.linear.torch import FusedLinear
+from devkernels.tolerance import unit_roundoff
+from tests.gpu.linear_device import HAVE
+
+ACTIVATIONS = {"relu": torch.relu, "gelu": nn.GELU("tanh")}
+SHAPES = [(1, 8, 8), (64, 128, 256), (200, 264, 520), (1000, 136, 1032), (63, 1000, 768), (4099, 520, 2048)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path, rng):
+    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
+    torch.manual_seed(int(rng.integers(2**31)))
+    monkeypatch.setattr(joined, "_answers", type(joined._answers)(64))
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU with sm_90")
+
+
+@pytest.mark.parametrize("kind", ["relu", "relu_aux", "gelu"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "n", "k"), SHAPES)
+def test_the_kernel(kind, dtype, tokens, n, k):
+    name, arrays = str(dtype)[6:], package("torch")
+    dy, z, x = (torch.randn(tokens, width, device="cuda", dtype=dtype) for width in (n, n, k))
+    held = torch.relu(z) if kind == "relu" else pack_bits(arrays, z > 0) if kind == "relu_aux" else z
+    kernel = joined.kernel_for(arrays, 0, name, tokens, n, k, kind, held.stride(0))
+    dz, db, dw = (torch.full(shape, torch.nan, device="cuda", dtype=dtype) for shape in ((tokens, n), (n,), (n, k)))
+    stream = torch.cuda.current_stream().cuda_stream
+    pointers = [t.data_ptr() for t in (dy, held, x, dz, db, dw)]
+    kernel.launch(*pointers, stream)
+    through, _, _ = activations.on_device(arrays, 0, name, tokens, n, held.stride(0), kind, 0)
+    want, sums = torch.full_like(dz, torch.nan), torch.full_like(db, torch.nan)
+    through.launch(dy.data_ptr(), held.data_ptr(), want.data_ptr(), sums.data_ptr(), stream)
+    assert torch.equal(dz, want)  # the same arithmetic, element by element
+    u, wide = 2 * (tokens + 2) * unit_roundoff("float32"), dz.double()
+    for got, exact, magnitude in ((dw, wide.T @ x.double(), wide.abs().T @ x.double().abs()),
+                                  (db, wide.sum(0), wide.abs().sum(0))):  # fmt: skip
+        bound = u * magnitude + 1.01 * unit_roundoff(name) * (exact.abs() + u * magnitude) + 2.0**-25
+        assert ((got.double() - exact).abs() <= bound).all()  # NaN never is
+    first = [t.clone() for t in (dz, db, dw)]
+    kernel.launch(*pointers, stream)
+    assert all(torch.equal(a, b) for a, b in zip(first, (dz, db, dw), strict=True))  # the same order of sums
+    dz.fill_(torch.nan), dw.fill_(torch.nan)
+    kernel.launch(*pointers[:4], 0, pointers[5], stream)  # without a bias
+    assert torch.equal(dz, first[0])
+    assert torch.equal(dw, first[2])
+
+
+def test_special_values(rng):
+    """What is not finite stays where it is."""
+    dtype, arrays = torch.float16, package("torch")
+    dy, z, x = (torch.randn(128, 128, device="cuda", dtype=dtype) for _ in range(3))
+    dy[3, 5], dy[7, 9], z[11, 13] = torch.inf, torch.nan, torch.nan
+    kernel = joined.kernel_for(arrays, 0, "float16", 128, 128, 128, "gelu", 128)
+    dz, db, dw = torch.empty_like(dy), torch.empty(128, device="cuda", dtype=dtype), torch.empty_like(dy)
+    kernel.launch(*(t.data_ptr() for t in (dy, z, x, dz, db, dw)), torch.cuda.current_stream().cuda_stream)
+    assert {tuple(i) for i in (~dz.isfinite()).nonzero().tolist()} == {(3, 5), (7, 9), (11, 13)}
+    for array in (db, dw):
+        assert set((~array.isfinite()).nonzero()[:, 0].tolist()) == {5, 9, 13}
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_layers_take_it_where_it_was_found_to_be_faster(monkeypatch, activation, mask):
+    """Modules of torch, and layers of CuPy, give the same gradients with it, on streams of their own too."""
+    tokens, n, k = 192, 264, 136
+    kind = "gelu" if activation == "gelu" else "relu_aux" if mask else "relu"
+    about = package("torch"), 0, "float16", tokens, n, k
+    joined.remember(*about, kind, True)
+    kept.remember(package("torch"), tokens, n, k, "float16", 0, mask)
+    raw.forget_choices()
+    _torch_train.learned.forget()
+    calls = []
+    launch = _weight_gradient.WeightGradient.launch
+    monkeypatch.setattr(_weight_gradient.WeightGradient, "launch", lambda *a: (calls.append(a), launch(*a))[1])
+    layer = FusedLinear(k, n, activation=activation, device="cuda", dtype=torch.float16)
+    other = None
+    if HAVE["cupy"]:
+        import cupy
+
+        other = ArrayLinear(k, n, activation=activation, dtype="float16", package_name="cupy")
+        other.weight, other.bias = (cupy.asarray(p.detach()) for p in (layer.weight, layer.bias))
+    for turn in range(4):
+        x = torch.randn(2, tokens // 2, k, device="cuda", dtype=torch.float16, requires_grad=True)
+        dy = torch.randn(2, tokens // 2, n, device="cuda", dtype=torch.float16)
+        wide = [t.detach().double().requires_grad_() for t in (x, layer.weight, layer.bias)]
+        want = torch.autograd.grad(ACTIVATIONS[activation](nn.functional.linear(*wide)), wide, dy.double())
+        stream = torch.cuda.Stream() if turn % 2 else torch.cuda.current_stream()
+        stream.wait_stream(torch.cuda.default_stream())
+        with torch.cuda.stream(stream):
+            found = [torch.autograd.grad(layer(x), (x, layer.weight, layer.bias), dy)]
+        stream.synchronize()
+        assert len(calls) == 1  # the layer of torch takes it from the first time on
+        if other is not None:
+            with cupy.cuda.ExternalStream(stream.cuda_stream):
+                other.forward(cupy.asarray(x.detach()))
+                found.append([torch.as_tensor(g, device="cuda") for g in other.backward(cupy.asarray(dy))])
+            stream.synchronize()
+            kinds = {"relu": "relu_aux"}.get(kind, kind)  # a layer of CuPy always keeps the mask
+            assert len(calls) == 1 + (turn > 0 and kinds == kind)
+        for gradients in found:
+            for one, exact in zip(gradients, want, strict=True):
+                off = torch.linalg.vector_norm(one.double() - exact)
+                assert off <= 8 * unit_roundoff("float16") * torch.linalg.vector_norm(exact)
+        calls.clear()
+
+
+def test_autotune_compares_both_ways():
+    layer = FusedLinear(1024, 2048, activation="gelu", device="cuda", dtype=torch.float16)
+    x = torch.randn(4096, 1024, device="cuda", dtype=torch.float16)
+    ways = layer.autotune(x)[-1]
+    assert ways["ways"] == ["keeps gelu, pass and product", "keeps gelu, one kernel"]
+    assert len(ways["milliseconds"]) == 2
+    assert ways["best"] == int(np.argmin(ways["milliseconds"]))
+    about = package("torch"), 0, "float16", 4096, 2048, 1024, "gelu", 2048
+    assert (joined.chosen(*about) is not None) is (ways["best"] == 1)
