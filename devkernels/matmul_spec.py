@@ -41,6 +41,7 @@ class MatmulSpec:
     block_dim: Triple | None = None
     static_block_dim: bool = False
     layout: str = "plain"  # of a and b in shared memory
+    with_pipeline: bool = False  # a and b come through a pipeline, from matrices in global memory
 
     @property
     def shapes(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
@@ -108,6 +109,7 @@ class MatmulSpec:
             kinds += f" -> {self.precision[2]}"
         orders = self.arrangement or self.transpose_mode
         layout = "" if self.layout == "plain" else f", {self.layout} layout"
+        layout += ", pipelined" if self.with_pipeline else ""
         return f"{self.data_type} product {m} x {n} x {k}, {kinds}, {'/'.join(orders)}{layout}, on {self.target}"
 
 
@@ -174,6 +176,7 @@ def make_matmul_spec(
     block_size: object = None,
     static_block_dim: bool = False,
     layout: str = "plain",
+    with_pipeline: bool = False,
     sm: object = None,
 ) -> MatmulSpec:
     """Validate the keywords of `devkernels.matmul`. ``"suggested"`` becomes None here; the traits decide it.
@@ -216,12 +219,15 @@ def make_matmul_spec(
         block_dim=block_dim,
         static_block_dim=bool(static_block_dim),
         layout=one_of(layout, "layout", LAYOUTS),
+        with_pipeline=bool(with_pipeline),
     )  # fmt: skip
     _check(spec)
     return spec
 
 
 def _check(spec: MatmulSpec) -> None:
+    if spec.with_pipeline and spec.layout != "plain":
+        raise SpecError("with_pipeline places elements as it needs them; leave layout out.", spec=spec)
     if spec.layout == "suggested" and (spec.leading_dimension is not None or spec.transpose_mode is not None):
         raise SpecError(
             "layout='suggested' goes with arrangement and without leading dimensions: the library places elements.",

@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from devkernels import libmathdx
+from devkernels import libmathdx, pipeline_spec
 from devkernels.errors import CompileError, SpecError
 from devkernels.libmathdx import matmul as library
-from devkernels.matmul_spec import LEAST_THREADS, MatmulSpec, check_shared
+from devkernels.matmul_spec import LEAST_THREADS, MAX_ALIGNMENT, MatmulSpec, check_shared
 from devkernels.target import simulating
 from devkernels.traits import remembered
 
@@ -45,7 +45,9 @@ def complete(spec: MatmulSpec, leading_dimension: object) -> MatmulSpec:
     ResourceError
         The matrices do not fit shared memory.
     """
-    found = suggestions(replace(spec, leading_dimension=None))
+    if spec.with_pipeline and pipeline_spec.engine(spec) == pipeline_spec.WARPGROUP:
+        return _for_warpgroups(spec)
+    found = suggestions(replace(spec, leading_dimension=None, with_pipeline=False))
     if spec.leading_dimension is None:
         chosen = found["suggested_leading_dimension"] if leading_dimension == "suggested" else None
         spec = replace(spec, leading_dimension=chosen or spec.least_leading_dimension)
@@ -55,6 +57,15 @@ def complete(spec: MatmulSpec, leading_dimension: object) -> MatmulSpec:
         spec = replace(spec, block_dim=found["suggested_block_dim"])
     check_shared(spec)
     return spec
+
+
+def _for_warpgroups(spec: MatmulSpec) -> MatmulSpec:
+    """The library has no part in these."""
+    return replace(
+        spec, leading_dimension=spec.leading_dimension or spec.least_leading_dimension,
+        alignment=spec.alignment or (MAX_ALIGNMENT,) * 3,
+        block_dim=spec.block_dim or (pipeline_spec.group_threads(spec), 1, 1),
+    )  # fmt: skip
 
 
 @functools.cache
@@ -87,7 +98,8 @@ def _rules(spec: MatmulSpec) -> dict[str, tuple[int, int, int]]:
 @functools.cache
 def fragment_size(spec: MatmulSpec, dealt: bool) -> int:
     """Elements of c that a thread holds in registers; `dealt` out evenly (as the simulator does) or the library's."""
-    if not dealt and _ask_library():
+    by_warpgroups = spec.with_pipeline and pipeline_spec.engine(spec) == pipeline_spec.WARPGROUP
+    if not dealt and not by_warpgroups and _ask_library():
         return _storage(spec)[2] // spec.item_bytes[2]
     m, n, _ = spec.size
     return -(-m * n // spec.threads)
@@ -108,4 +120,5 @@ def sizes(spec: MatmulSpec) -> tuple[int, int, int]:
 
 
 def _storage(spec: MatmulSpec) -> tuple[int, int, int]:
+    spec = replace(spec, with_pipeline=False)
     return tuple(remembered("storage", spec, lambda: library.storage(description(spec, fragment_api(spec)))))

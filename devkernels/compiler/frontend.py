@@ -51,7 +51,7 @@ def normalize(signature: object) -> tuple:
     from numba.cuda.core import sigutils  # knows Numba's types, and those of CUDA such as bfloat16
 
     if isinstance(signature, (list, tuple)):
-        signature = tuple(signature)
+        signature = tuple(part._numba_type_ if pipelines.is_pipeline(type(part)) else part for part in signature)
     try:
         arguments, result = sigutils.normalize_signature(signature)
     except (TypeError, ValueError, NameError, AttributeError, SyntaxError, errors.NumbaError) as error:

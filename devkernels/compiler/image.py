@@ -39,7 +39,7 @@ def itemsize(dtype: str) -> int:
 class Parameter:
     """One parameter of a kernel: an array (dtype, rank, layout C, F or A), a scalar, or a tuple of such.
 
-    The kind ``pipeline`` is a device pipeline of nvmath.device, whose Numba type stands in `dtype`.
+    The kind ``pipeline`` is a device pipeline, whose Numba type (nvmath.device's) or spec (ours) stands in `dtype`.
     """
 
     name: str

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from devkernels import cache, versions
 from devkernels import target as targets
 from devkernels.canonical import digest
+from devkernels.compiler import pipelines
 from devkernels.compiler.image import KernelImage, pack, unpack
 from devkernels.errors import DevkernelsError, DevkernelsWarning, MissingDependencyError, SpecError
 from devkernels.target import Target
@@ -124,6 +125,9 @@ def compile_function(
     if targets.simulating():  # its functions are not those that a compiler would see
         return _compile_elsewhere(function, signature, target, options, notes)
     resolved = resolve(function, signature)
+    if not options.arch_specific and pipelines.for_architecture(resolved.parameters):
+        options = replace(options, arch_specific=True)
+        target = target_of(target, options)
     key = kernel_key(function, resolved, target, options, notes)
     data = cache.get(KIND, key)
     if data is not None:

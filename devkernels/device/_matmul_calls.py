@@ -169,25 +169,52 @@ def _integer(builder, value=None):
     return place
 
 
-def _ask_position(context, builder, find, index):
-    row, column = _integer(builder), _integer(builder)
-    places = [_integer(builder, index), row, column]
-    builder.call(_function(context, builder, find, "position", [p.type for p in places]), places)
-    return builder.load(row), builder.load(column)
+class LibraryPlaces:
+    """Where the library's accumulators belong: it is asked in the kernel; `find` finds its code."""
+
+    def __init__(self, find: Callable):
+        self._find = find
+
+    def position(self, context, builder, index):
+        """Row and column of element `index`."""
+        row, column = _integer(builder), _integer(builder)
+        places = [_integer(builder, index), row, column]
+        builder.call(_function(context, builder, self._find, "position", [p.type for p in places]), places)
+        return builder.load(row), builder.load(column)
+
+    def holds(self, context, builder, index):
+        """Whether element `index` is one of c."""
+        active, inside = _integer(builder), _integer(builder)
+        builder.call(_function(context, builder, self._find, "active", [active.type]), [active])
+        number = _integer(builder, index)
+        function = _function(context, builder, self._find, "in_bounds", [number.type, inside.type])
+        builder.call(function, [number, inside])
+        zero = ir.IntType(32)(0)
+        return builder.and_(
+            builder.icmp_signed("!=", builder.load(active), zero), builder.icmp_signed("!=", builder.load(inside), zero)
+        )
 
 
-def _ask_holds(context, builder, find, index):
-    active, inside = _integer(builder), _integer(builder)
-    builder.call(_function(context, builder, find, "active", [active.type]), [active])
-    number = _integer(builder, index)
-    builder.call(_function(context, builder, find, "in_bounds", [number.type, inside.type]), [number, inside])
-    zero = ir.IntType(32)(0)
-    return builder.and_(
-        builder.icmp_signed("!=", builder.load(active), zero), builder.icmp_signed("!=", builder.load(inside), zero)
-    )
+class GroupPlaces:
+    """The same for warpgroups that have `rows` rows of `columns` columns each, by rule."""
+
+    def __init__(self, columns: int, rows: int):
+        self._columns, self._rows = columns, rows
+
+    def position(self, context, builder, index):
+        """Row and column of element `index`."""
+        from devkernels.matrix.tile_product import place_of_sum
+
+        kind = ir.FunctionType(ir.IntType(32), [])
+        thread = builder.asm(kind, "mov.u32 $0, %tid.x;", "=r", [], side_effect=False)
+        return place_of_sum(builder, thread, index, self._columns, self._rows)
+
+    def holds(self, context, builder, index):
+        """All elements are of c."""
+        return ir.Constant(ir.IntType(1), 1)
 
 
-def make_position(find: Callable) -> Callable:
+def make_position(places: LibraryPlaces | GroupPlaces) -> Callable:
     """Return ``position(f, i)``: row and column of c that element i of this thread's accumulator is."""
     pair = types.UniTuple(types.int32, 2)
 
@@ -195,28 +222,28 @@ def make_position(find: Callable) -> Callable:
     def ask(typingctx, i):
         def emit(context, builder, signature, arguments):
             index = context.cast(builder, arguments[0], signature.args[0], types.int32)
-            return context.make_tuple(builder, pair, _ask_position(context, builder, find, index))
+            return context.make_tuple(builder, pair, places.position(context, builder, index))
 
         return pair(i), emit
 
     return lambda f, i: ask(i)
 
 
-def make_holds(find: Callable) -> Callable:
+def make_holds(places: LibraryPlaces | GroupPlaces) -> Callable:
     """Return ``holds(f, i)``: whether element i of this thread's accumulator is an element of c at all."""
 
     @intrinsic
     def ask(typingctx, i):
         def emit(context, builder, signature, arguments):
             index = context.cast(builder, arguments[0], signature.args[0], types.int32)
-            return _ask_holds(context, builder, find, index)
+            return places.holds(context, builder, index)
 
         return types.boolean(i), emit
 
     return lambda f, i: ask(i)
 
 
-def make_move(find: Callable, count: int, store: bool) -> Callable:
+def make_move(places: LibraryPlaces | GroupPlaces, count: int, store: bool) -> Callable:
     """Return ``move(x, row, column, accumulator)`` between an accumulator and the tile at (row, column) of x.
 
     Elements outside x load as zero and are not stored. Written out for each element, so that the accumulator stays in
@@ -236,9 +263,9 @@ def make_move(find: Callable, count: int, store: bool) -> Callable:
         for i in range(count):
             index = ir.IntType(32)(i)
             register = builder.gep(fragment, [index], inbounds=True)
-            row, column = (builder.sext(v, long) for v in _ask_position(context, builder, find, index))
+            row, column = (builder.sext(v, long) for v in places.position(context, builder, index))
             row, column = builder.add(row, row0), builder.add(column, column0)
-            inside = _ask_holds(context, builder, find, index)
+            inside = places.holds(context, builder, index)
             for value, length in ((row, shape[0]), (column, shape[1])):
                 inside = builder.and_(inside, builder.icmp_unsigned("<", value, length))
             if not store:

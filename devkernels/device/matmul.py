@@ -30,6 +30,7 @@ def matmul(
     function: str = "MM",
     execution: str = "Block",
     with_pipeline: bool = False,
+    enable_input_streaming: bool = False,
     sm: object = None,
     compiler: str = "numba",
 ) -> DeviceMatmul:
@@ -65,8 +66,14 @@ def matmul(
         Only matrix products.
     execution : {'Block'}
         All threads of a block share the product.
-    with_pipeline : {False}
-        Pipelined products of whole matrices are `devkernels.make_gemm`.
+    with_pipeline : bool
+        Multiply tiles of two whole matrices in global memory, which are copied ahead into a ring of stages in shared
+        memory: see ``mm.suggest_device_pipeline`` below. On sm_90, float16 and bfloat16 into float32 and int8 into
+        int32 go through warpgroup products and tensor copies if the size allows it (m of 64, 128, 192 or 256, n a
+        multiple of 8 up to 256, k a multiple of 128 bytes), and everything else through cuBLASDx's products and
+        asynchronous copies of the threads; ``pipeline.describe()`` says which, and why.
+    enable_input_streaming : bool
+        Accepted for the sake of nvmath.device: pipelines never change elements on the way.
     sm : Target, str or int, optional
         Architecture, as ``"sm_90"`` or 90; left out: the current device, or the one that is compiled for.
     compiler : {'numba'}
@@ -90,10 +97,14 @@ def matmul(
             ``mm.load_accumulator(x, row, column, accumulator)``, end with ``mm.store_accumulator(accumulator, y, row,
             column)``, or go over the elements: ``mm.holds(i)`` says whether element i is one of c and
             ``mm.position(i)`` which. How elements are dealt to threads is unspecified, and differs between homes.
+        ``mm.suggest_device_pipeline(depth, a, b)``
+            On the host, of a product made with_pipeline, whose only form this is. The result is an argument of kernels,
+            in which ``pipeline.get_tile(smem, i, j).execute(accumulator)`` adds tile (i, j) of a @ b to an accumulator.
         ``mm.load_a(x, row, column, a)``, ``load_b``, ``load_c``, ``mm.store_c(c, y, row, column)`` ...
             Move the tile of a 2-D global array that begins at (row, column) to shared memory and back, in the order
             that the product wants, whatever the order of the array. Outside the array a tile loads as zero and is not
-            stored. 16 bytes at a time where array and tile are contiguous along the same axis and aligned so.
+            stored. 16 bytes at a time where array and tile are contiguous along the same axis and aligned so. The same
+            is ``devkernels.load_tile(mm.a_tile, x, row, column, a)``, which has an asynchronous sister.
 
     Raises
     ------
@@ -114,8 +125,6 @@ def matmul(
         raise SpecError(f"function={function!r} is not supported; 'MM' is.")
     if execution != "Block":
         raise SpecError(f"execution={execution!r} is not supported; 'Block' is.")
-    if with_pipeline:
-        raise SpecError("with_pipeline=True is not supported; pipelined products of whole matrices are make_gemm's.")
     spec = make_matmul_spec(
         size=size,
         precision=precision,
@@ -128,6 +137,7 @@ def matmul(
         block_size=block_size,
         static_block_dim=static_block_dim,
         layout=layout,
+        with_pipeline=with_pipeline,
         sm=sm,
     )
     return DeviceMatmul(matmul_traits.complete(spec, leading_dimension))

@@ -115,6 +115,41 @@ class DeviceMatmul:
         return self._spec.layout
 
     @property
+    def with_pipeline(self) -> bool:
+        """Whether a and b come through a pipeline; see `suggest_device_pipeline`."""
+        return self._spec.with_pipeline
+
+    def suggest_device_pipeline(self, pipeline_depth: int | None, a, b):
+        """Pipeline for the product of two whole matrices in global memory, an argument for kernels.
+
+        Parameters
+        ----------
+        pipeline_depth : int or None
+            Stages in shared memory, at least 2; None: as many as fit, at most 8.
+        a, b : 2-D arrays on the GPU
+            Matrices (rows, inner) and (inner, columns) of any shape, order and strides; in the simulator and ahead of
+            time of NumPy.
+
+        Returns
+        -------
+        DevicePipeline
+            ``pipeline.describe()`` says who multiplies and who copies, and why. In a kernel of ``@devkernels.kernel``:
+            ``pipeline.get_tile(smem, i, j).execute(accumulator)`` adds tile (i, j) of a @ b, over the whole inner
+            dimension, to an accumulator; `smem` is dynamic shared memory of ``pipeline.buffer_size`` bytes. All
+            threads of a block take part. Launch with ``kernel[grid, mm.block_dim, stream, pipeline.buffer_size]``.
+
+        Raises
+        ------
+        SpecError, ResourceError, ArgumentError, ArgumentTypeError
+            This product was made without with_pipeline, the stages do not fit, or the matrices do not suit it.
+        """
+        if not self._spec.with_pipeline:
+            raise SpecError(f"the {self._spec} was made without with_pipeline=True.", spec=self._spec)
+        from devkernels.kernels.device_pipeline import DevicePipeline
+
+        return DevicePipeline(self, pipeline_depth, a, b)
+
+    @property
     def a_value_type(self) -> np.dtype:
         """Dtype of a."""
         return np.dtype(self._spec.value_types[0])

@@ -12,7 +12,7 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.cuda.extending import overload_method
 
-from devkernels import matmul_traits
+from devkernels import matmul_traits, pipeline_spec
 from devkernels.device import _matmul_calls as calls
 from devkernels.device import tiles
 from devkernels.device.code import linkable
@@ -36,8 +36,8 @@ def _trait(mm_value, name: str):
 
 _TRAITS = (
     "size", "a_dim", "b_dim", "c_dim", "a_size", "b_size", "c_size", "leading_dimension", "alignment", "block_dim",
-    "block_size", "max_threads_per_block", "shared_memory_size", "shared_memory_size_ab", "accumulator_size",
-    "a_value_type", "b_value_type", "c_value_type",
+    "block_size", "with_pipeline", "max_threads_per_block", "shared_memory_size", "shared_memory_size_ab",
+    "accumulator_size", "a_value_type", "b_value_type", "c_value_type",
 )  # fmt: skip
 register(DeviceMatmulType, _TRAITS, _trait)
 
@@ -65,6 +65,13 @@ def _code_finder(mm, api: str):
     return find
 
 
+def _places(mm):
+    """How places of an accumulator's elements are found: by rule where warpgroups multiply, else by the library."""
+    if mm.spec.with_pipeline and pipeline_spec.engine(mm.spec) == pipeline_spec.WARPGROUP:
+        return calls.GroupPlaces(mm.size[1], mm.size[0] * 128 // mm.block_size)
+    return calls.LibraryPlaces(_code_finder(mm, "fragment"))
+
+
 def _check_matrix(mm, array, which: int, name: str) -> None:
     wanted = mm.spec.value_types[which]
     if not isinstance(array, types.Array) or str(array.dtype) != wanted or array.layout == "A":
@@ -86,6 +93,8 @@ def _check_fragment(mm, array) -> None:
 @overload_method(DeviceMatmulType, "__call__", jit_options=INLINE)
 def _call(f, first, second, third, fourth=None, fifth=None, sixth=None, seventh=None, eighth=None):
     mm = f.mm
+    if mm.spec.with_pipeline:
+        raise TypingError(f"the {mm.spec} multiplies through mm.suggest_device_pipeline(depth, a, b) only.")
     if absent(fourth):
         _check_matrix(mm, first, 0, "a")
         _check_matrix(mm, second, 1, "b")
@@ -140,7 +149,7 @@ def _check_global(mm, array, which: int) -> None:
 def _load_accumulator(f, x, row, column, accumulator):
     _check_global(f.mm, x, 2)
     _check_fragment(f.mm, accumulator)
-    move = calls.make_move(_code_finder(f.mm, "fragment"), f.mm.accumulator_size, False)
+    move = calls.make_move(_places(f.mm), f.mm.accumulator_size, False)
     return lambda f, x, row, column, accumulator: move(x, row, column, accumulator)
 
 
@@ -148,18 +157,18 @@ def _load_accumulator(f, x, row, column, accumulator):
 def _store_accumulator(f, accumulator, y, row, column):
     _check_global(f.mm, y, 2)
     _check_fragment(f.mm, accumulator)
-    move = calls.make_move(_code_finder(f.mm, "fragment"), f.mm.accumulator_size, True)
+    move = calls.make_move(_places(f.mm), f.mm.accumulator_size, True)
     return lambda f, accumulator, y, row, column: move(y, row, column, accumulator)
 
 
 @overload_method(DeviceMatmulType, "position", jit_options=INLINE)
 def _position(f, i):
-    return calls.make_position(_code_finder(f.mm, "fragment"))
+    return calls.make_position(_places(f.mm))
 
 
 @overload_method(DeviceMatmulType, "holds", jit_options=INLINE)
 def _holds(f, i):
-    return calls.make_holds(_code_finder(f.mm, "fragment"))
+    return calls.make_holds(_places(f.mm))
 
 
 # -- tiles -------------------------------------------------------------------------------------------------------------

@@ -68,6 +68,10 @@ def _store(values: np.ndarray, sink: np.ndarray) -> None:
 
 def call(mm, *arguments) -> None:
     """Run ``mm(...)``; see devkernels.matmul for the forms."""
+    if mm.spec.with_pipeline:
+        raise ArgumentError(
+            f"the {mm.spec} multiplies through mm.suggest_device_pipeline(depth, a, b) only.", spec=mm.spec
+        )
     if len(arguments) != 3 and mm.spec.layout != "plain":
         raise ArgumentError(
             f"the {mm.spec} has suggested layouts of a and b, which go with mm(a, b, accumulator) only.", spec=mm.spec
@@ -122,6 +126,22 @@ def _accumulate(mm, a, b, accumulator) -> None:
             row, column = position(mm, i)
             with np.errstate(all="ignore"):
                 accumulator[i] = (accumulator[i] + left[row] @ right[:, column]).astype(accumulator.dtype)
+
+
+def accumulate_matrices(mm, a, b, row: int, column: int, accumulator) -> None:
+    """Add the whole tile number (row, column) of a @ b to an accumulator; see DevicePipeline."""
+    _check_dtype(mm, accumulator, 2, "the accumulator")
+    m, n, _ = mm.spec.size
+    left, right = (x.conj() if conjugated else x for x, conjugated in zip((a, b), mm.spec.conjugated, strict=True))
+    for i in range(mm.accumulator_size):
+        if not holds(mm, i):
+            continue
+        r, c = position(mm, i)
+        r, c = row * m + r, column * n + c
+        if r < left.shape[0] and c < right.shape[1]:
+            with np.errstate(all="ignore"):
+                found = left[r].astype(_wide(mm)) @ right[:, c].astype(_wide(mm))
+                accumulator[i] = (accumulator[i] + found).astype(accumulator.dtype)
 
 
 def move_accumulator(mm, x, row: int, column: int, accumulator, store: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from devkernels import target as targets
+from devkernels.compiler import pipelines
 from devkernels.compiler.image import Parameter, itemsize
 from devkernels.errors import ArgumentError, ArgumentTypeError, ResourceError
 from devkernels.launch import arguments, limits
@@ -103,6 +104,8 @@ def _check_kind(kernel: str, name: str, value: Any) -> None:
     if isinstance(value, tuple):
         for i, item in enumerate(value):
             _check_kind(kernel, f"{name}[{i}]", item)
+    elif pipelines.is_pipeline(type(value)):
+        return
     elif not isinstance(value, numpy.ndarray) and arguments.inferred(type(value)) is None:
         raise ArgumentTypeError(
             f"Kernel {kernel}: argument {name} is a {type(value).__module__}.{type(value).__qualname__}; in the "

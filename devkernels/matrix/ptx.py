@@ -100,6 +100,7 @@ barrier_wait = _instruction(
     "{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @!done bra again; }",
     "r,r,~{memory}", types.void, _u32, _u32,
 )  # fmt: skip
+barrier_end = _instruction("mbarrier.inval.shared::cta.b64 [$0];", "r,~{memory}", types.void, _u32)
 fence_barrier_init = _instruction("fence.mbarrier_init.release.cluster;", "~{memory}", types.void)
 registers_fewer = _instruction("setmaxnreg.dec.sync.aligned.u32 40;", "", types.void)
 registers_more = _instruction("setmaxnreg.inc.sync.aligned.u32 232;", "", types.void)
@@ -107,6 +108,8 @@ same_in_warp = _instruction("shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", type
 
 # -- tensor copies -------------------------------------------------------------------------------------------------
 
+fence_async = _instruction("fence.proxy.async.shared::cta;", "~{memory}", types.void)
+fence_map = _instruction("fence.proxy.tensormap::generic.acquire.sys [$0], 128;", "l,~{memory}", types.void, _u64)
 prefetch_map = _instruction("prefetch.tensormap [$0];", "l,~{memory}", types.void, _u64)
 copy_tile = _instruction(
     "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1, {$3, $4, $5}], [$2];",
@@ -185,12 +188,14 @@ _KINDS = {"f16": (16, "f32.f16.f16", ", 1, 1, {a}, {b}"), "bf16": (16, "f32.bf16
 
 
 @functools.cache
-def make_product(kind: str, n: int, steps: int, a_step: int, b_step: int, a_turned: bool, b_turned: bool) -> Callable:
+def make_product(
+    kind: str, n: int, steps: int, a_step: int, b_step: int, a_turned: bool, b_turned: bool, first: int = 0
+) -> Callable:
     """Return ``product(acc, a, b, add)``: `steps` products of 64 x n x 32 bytes from shared memory, added up.
 
     `a` and `b` are matrix descriptors (uint64) that advance by a_step and b_step (in units of 16 bytes); `acc` is a
-    local array of n // 2 float32, in which sums of int8 stand as the bits of int32; `add` = 0 makes the first product
-    overwrite it. Only 16-bit kinds can be turned.
+    local array whose n // 2 float32 from number `first` on are the sums; those of int8 stand there as the bits of
+    int32; `add` = 0 makes the first product overwrite them. Only 16-bit kinds can be turned.
     """
     count = n // 2
     k, dtypes, rest = _KINDS[kind]
@@ -211,7 +216,7 @@ def make_product(kind: str, n: int, steps: int, a_step: int, b_step: int, a_turn
             asm_type = ir.FunctionType(ir.LiteralStructType([number] * count), [number] * count + others)
             floats = _float_pointer(context, builder, signature.args[0], arguments[0])
             base = builder.bitcast(floats, ir.PointerType(number, floats.type.addrspace))
-            places = [builder.gep(base, [i32(i)], inbounds=True) for i in range(count)]
+            places = [builder.gep(base, [i32(first + i)], inbounds=True) for i in range(count)]
             values = [builder.load(p) for p in places]
             adds = context.cast(builder, arguments[3], signature.args[3], types.uint32)
             for step in range(steps):

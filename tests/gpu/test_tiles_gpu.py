@@ -44,11 +44,13 @@ def test_tiles_of_a_product(rng):
                            alignment=(16, 16, 16), block_size=64)  # fmt: skip
     (m, n, k), kind, a_tile, b_tile, c_tile = mm.size, mm.a_value_type, mm.a_tile, mm.b_tile, mm.c_tile
     a_size, b_size, c_size = a_tile.size, b_tile.size, c_tile.size
+    a_room, b_room = 2 * a_size, 2 * b_size
     load, wait, store = devkernels.load_tile_async, devkernels.wait_tiles, devkernels.store_tile
 
     @devkernels.kernel
     def product(x, y, z):
-        a, b = cuda.shared.array(2 * a_size, kind), cuda.shared.array(2 * b_size, kind)
+        a = cuda.shared.array(a_room, kind)
+        b = cuda.shared.array(b_room, kind)
         c = cuda.shared.array(c_size, kind)
         row, column, stage = cuda.blockIdx.x * m, cuda.blockIdx.y * n, 0
         load(a_tile, x, row, 0, a[:a_size])

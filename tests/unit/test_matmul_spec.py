@@ -36,7 +36,7 @@ GOOD = dict(size=(32, 16, 8), precision=np.float32, block_size=64)
         (dict(block_size=16), "at least 32"),
         (dict(function="MV"), "'MM' is"),
         (dict(execution="Thread"), "'Block' is"),
-        (dict(with_pipeline=True), "make_gemm"),
+        (dict(with_pipeline=True, layout="suggested"), "leave layout out"),
         (dict(compiler="nvcc"), "'numba' is"),
     ],
 )
