@@ -74,6 +74,7 @@ TUNED: dict[str, dict[tuple[int, int], Choice]] = {"sm_90": {
 
 # Of columns, which a block takes several of: the fastest plan of a row may hold too much (rows here are columns).
 COLUMNS: dict[tuple[int, int], Choice] = {
+    (576, 8): Choice((24, 24), 24, 8, 80),
     (1024, 8): Choice((16, 8, 8), 16, 8, 64, pairs=True),
     (1152, 8): Choice((12, 12, 8), 24, 8, 80),
 }

@@ -140,6 +140,14 @@ def spans(offsets: tuple[int, ...], threads: int, start: int, length: int) -> Sp
     return known[0], known[1]
 
 
+def common(known: tuple[Spans, ...]) -> Spans:
+    """What is known of a move if any of these may be true."""
+    inside = max(first for (first, _), _ in known), min(last for (_, last), _ in known)
+    within = [span for _, span in known]
+    spread = None if None in within else (min(first for first, _ in within), max(last for _, last in within))
+    return (inside if inside[0] < inside[1] else (0, 0)), spread
+
+
 def gather(move: Move):
     """Function ``f(data, memory, base[, position, limit])``: ``data[e] = memory[base + offsets[e]]``."""
     return _simulated_gather(move) if simulating() else _emitted().mover(move, store=False)

@@ -18,6 +18,7 @@ from devkernels.engine import choose, emit
 from devkernels.engine.block_fft import BlockFFT, block_fft
 from devkernels.errors import ArgumentError, ArgumentTypeError
 from devkernels.kernels import arrays, convolve_autograd, convolve_grad2d, convolve_images
+from devkernels.kernels.convolve_images_steps import WHOLE
 from devkernels.kernels.convolve_long import columns_fft
 from devkernels.kernels.convolve_plan import COMPUTE, word_bytes
 from devkernels.kernels.convolve_plan2d import AxisPlan
@@ -55,16 +56,34 @@ class _Recipe:
         return self.itemsize * self.samples, self.itemsize * math.prod(self.shape)
 
 
-def _columns(size: int, precision: str) -> BlockFFT:
-    """The transform along columns, several columns in a block."""
+def _columns(size: int, precision: str, segments: int = 1) -> BlockFFT:
+    """The transform along columns, several columns in a block, all segments of each."""
     found = choose.COLUMNS.get((size, word_bytes(precision)))
     if found is None:
-        return columns_fft(size, precision)
+        usual = columns_fft(size, precision).plan
+        found = choose.Choice(usual.radices, usual.elements, usual.rows)
+    rows = found.rows if segments == 1 else segments * max(1, 2 * found.rows // segments)
     fft = block_fft(
-        size, precision, radices=found.radices, elements_per_thread=found.elements, ffts_per_block=found.rows,
-        columns=True, pairs=found.pairs,
+        size, precision, radices=found.radices, elements_per_thread=found.elements, ffts_per_block=rows, columns=True,
+        pairs=found.pairs,
     )  # fmt: skip
     return dataclasses.replace(fft, max_registers=found.max_registers)
+
+
+def _segments(axis: AxisPlan) -> tuple[int, int]:
+    return WHOLE if axis.segments == 1 else (axis.segments, axis.hop)
+
+
+def _known(fft: BlockFFT, axis: AxisPlan) -> tuple[emit.Spans, emit.Spans]:
+    """What is known of the samples of an axis that are read, and written, by all of its segments."""
+    spans = []
+    for s in range(axis.segments):
+        length, limit = axis.length + axis.lead, max(0, min(axis.hop, axis.window - s * axis.hop))
+        spans.append((
+            emit.spans(fft.offsets, fft.stride, -(axis.begin + s * axis.hop), length),
+            emit.spans(fft.offsets, fft.stride, axis.first, limit),
+        ))  # fmt: skip
+    return tuple(emit.common(found) for found in zip(*spans, strict=True))
 
 
 class FFTConvolve2D:
@@ -83,28 +102,27 @@ class FFTConvolve2D:
         precision, (y, x) = COMPUTE[dtype], plans
         self.shape, self.taps, self.out_shape = (y.length, x.length), (y.taps, x.taps), (y.window, x.window)
         self.rows: BlockFFT = block_fft(x.size, precision)
-        self.columns: BlockFFT = _columns(y.size, precision)
+        self.columns: BlockFFT = _columns(y.size, precision, y.segments)
         self.kept: list = []
         self.work_limit = _WORK
         self._recipes = Recipes()
         self._pairs = not dtype.startswith("complex")
         wraps = bool(y.lead or x.lead)
-        along, across = ((fft.offsets, fft.stride) for fft in (self.rows, self.columns))
+        (x_read, x_written), (y_read, y_written) = (_known(*pair) for pair in ((self.rows, x), (self.columns, y)))
+        self._width = x.segments * x.size
         self._kernels = (
             convolve_images.rows_forward_kernel(
-                self.rows, dtype, self._pairs, wraps, prologue,
-                emit.UNKNOWN if wraps else emit.spans(*along, 0, x.length),
+                self.rows, dtype, self._pairs, wraps, prologue, emit.UNKNOWN if wraps else x_read, _segments(x)
             ),
             convolve_images.columns_kernel(
-                self.columns, x.size, emit.spans(*across, 0, y.length + y.lead), emit.spans(*across, y.start, y.window)
+                self.columns, self._width, y_read, y_written, True, _segments(y), x.segments
             ),
-            convolve_images.rows_inverse_kernel(
-                self.rows, dtype, self._pairs, epilogue, emit.spans(*along, x.start, x.window)
-            ),
-        )  # fmt: skip
+            convolve_images.rows_inverse_kernel(self.rows, dtype, self._pairs, epilogue, x_written, _segments(x)),
+        )
+        self._filter_columns = one = self.columns if y.segments == 1 else _columns(y.size, precision)
         self._filter_kernels = (
             convolve_images.rows_forward_kernel(self.rows, dtype, False, False, None),
-            convolve_images.columns_spectrum_kernel(self.columns, x.size),
+            convolve_images.columns_spectrum_kernel(one, x.size),
         )
 
     def __repr__(self) -> str:
@@ -116,8 +134,10 @@ class FFTConvolve2D:
         y, x = self.plans
         how = "two real images in a complex one" if self._pairs else "each image by itself"
         ahead = f"; each image begins with its own last {y.lead} rows and {x.lead} columns" if y.lead or x.lead else ""
+        if y.segments * x.segments > 1:
+            ahead += f"; overlap-save in {y.segments} segments along columns and {x.segments} along rows"
         return (
-            f"three kernels over pages of {x.size} columns, {how}{ahead}; rows of {self.rows.plan.describe()}; "
+            f"three kernels over pages of {self._width} columns, {how}{ahead}; rows of {self.rows.plan.describe()}; "
             f"columns of {self.columns.plan.describe()}"
         )
 
@@ -138,7 +158,7 @@ class FFTConvolve2D:
                 part = spectra[start * y.size * x.size : (start + some) * y.size * x.size]
                 taps = h[start * y.taps * x.taps : (start + some) * y.taps * x.taps]
                 first[self._grid(self.rows, y.taps, some)](taps, part, marks, some, 1, *self.taps, y.size, 0, 0, 0)
-                second[self._grid(self.columns, x.size, some)](part, y.taps)
+                second[self._grid(self._filter_columns, x.size, some)](part, y.taps)
 
         arrays.run_where_kernels_live(
             {"h": arrays.cast(h, self.dtype).reshape(-1), "spectra": spectra, "marks": marks}, launch, ("spectra",)
@@ -248,7 +268,7 @@ class FFTConvolve2D:
     def work_bytes(self, images: int, filters: int = 1) -> int:
         """Bytes of the work area of a call on `images` images with `filters` filters."""
         _, some, page_rows = self._pages(images, filters)
-        return some * filters * page_rows * self.rows.size * self.columns.dtype.itemsize
+        return some * filters * page_rows * self._width * self.columns.dtype.itemsize
 
     def _pages(self, images: int, groups: int) -> tuple[int, int, int]:
         """(plates of each filter, how many of them are worked on at a time, rows of a page)."""
@@ -257,7 +277,7 @@ class FFTConvolve2D:
         page_rows = max(y.length + y.lead, y.window)
         if self.prologue is not None or self.epilogue is not None:  # they are told the number of their image
             return plates, plates, page_rows
-        page = groups * page_rows * self.rows.size * self.columns.dtype.itemsize
+        page = groups * page_rows * self._width * self.columns.dtype.itemsize
         parts = -(-plates // max(1, self.work_limit // page))
         return plates, -(-plates // parts), page_rows
 
@@ -272,7 +292,7 @@ class FFTConvolve2D:
                 f"(twice that for real images with one filter).", spec=self,
             )  # fmt: skip
         height = plan_y.length + plan_y.lead
-        chunks = self._grid(rows, height, 1)[0][0]
+        chunks = self._grid(rows, height * plan_x.segments, 1)[0][0]
         step = groups * (2 if self._pairs else 1)  # images of a plate of each filter
         samples, results = math.prod(self.shape), math.prod(self.out_shape)
         parts = []
@@ -281,14 +301,14 @@ class FFTConvolve2D:
             left = images - begin
             parts.append((
                 (begin * samples, begin * results),
-                first[self._grid(rows, height, pages)],
-                (left, groups, *self.shape, page_rows, plan_y.lead, plan_x.lead),
-                middle[self._grid(columns, plan_x.size, pages)],
-                (groups, height, page_rows, plan_y.start, plan_y.window),
-                last[self._grid(rows, plan_y.window, pages)],
-                (left, groups, *self.out_shape, page_rows, plan_x.start, chunks),
+                first[self._grid(rows, height * plan_x.segments, pages)],
+                (left, groups, *self.shape, page_rows, plan_y.lead, plan_x.lead - plan_x.begin),
+                middle[self._grid(columns, self._width * plan_y.segments, pages)],
+                (groups, height, page_rows, plan_y.begin, plan_y.first, plan_y.window),
+                last[self._grid(rows, plan_y.window * plan_x.segments, pages)],
+                (left, groups, *self.out_shape, page_rows, plan_x.first, chunks),
             ))  # fmt: skip
-        return _Steps(some * groups * page_rows * rows.size, some * groups * chunks, tuple(parts))
+        return _Steps(some * groups * page_rows * self._width, some * groups * chunks, tuple(parts))
 
     def _areas(self, steps: _Steps, x: Any) -> tuple[Any, Any]:
         """Memory between the kernels: pages, and marks of what was not finite."""
@@ -314,7 +334,7 @@ class FFTConvolve2D:
             "filter_rows": (self._filter_kernels[0], (real, number, mark), 7, "int64"),
             "filter_columns": (self._filter_kernels[1], (number,), 1, ""),
             "rows": (self._kernels[0], (real, number, mark), 7, extra),
-            "columns": (self._kernels[1], (number, number), 5, ""),
+            "columns": (self._kernels[1], (number, number), 6, ""),
             "rows_back": (self._kernels[2], (number, real, mark), 7, extra),
         }
         return {
