@@ -257,6 +257,20 @@ class LtMatmul:
         lock, held = self._lock, self._held
         keep = (self._owned, self._algorithm, self._alpha, self._beta, self.spec)
 
+        def launch_bare(a, b, c, out, bias, aux, stream):
+            """Without bias and mask the descriptor stays as it is: nothing to write, nothing to lock."""
+            space, memory = 0, keep
+            if size:
+                space = spaces.get(stream)
+                if space is None:
+                    space, memory = _workspace.reserve(arrays, device, stream)
+            try:
+                matmul(handle, descriptor, alpha, b, b_layout, a, a_layout, beta, c, c_layout, out, d_layout, algorithm,
+                       space, size, stream)  # fmt: skip
+            except error_kind as error:
+                raise ResourceError(f"cuBLASLt failed at {keep[-1]}: {error}", spec=keep[-1]) from error
+            del memory
+
         def launch(a, b, c, out, bias, aux, stream):
             space = memory = None
             if size:
@@ -277,4 +291,6 @@ class LtMatmul:
                     raise ResourceError(f"cuBLASLt failed at {keep[-1]}: {error}", spec=keep[-1]) from error
             del memory
 
-        return launch
+        epilog = self.epilog
+        writes = epilog.has_bias or epilog.gradient_output or epilog.aux_output or epilog.aux_input
+        return launch if writes else launch_bare

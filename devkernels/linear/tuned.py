@@ -6,6 +6,8 @@ in: an `LtMatmul`.  out: the same with its algorithm chosen. `measure` times the
 
 from __future__ import annotations
 
+import functools
+import random
 import statistics
 from collections.abc import Callable
 
@@ -17,6 +19,9 @@ _KIND = "autotune"
 _ALGORITHM_BYTES = 64
 _SHORT_MS, _CAPTURED = 0.1, 20
 _CLOSE, _FINALISTS, _AROUND, _HOPELESS, _LONG_MS = 1.05, 6, 2, 1.25, 5.0
+# Bursts: so long that the clock settles at what an algorithm's power allows, and so many. Who is not faster than the
+# heuristic's first choice by so much is not taken: that is within what bursts of one algorithm differ by.
+_BURST_MS, _BURSTS, _WORTH = 4.0, 5, 0.99
 
 
 def key(lt: LtMatmul) -> str:
@@ -46,8 +51,9 @@ def measure(lt: LtMatmul, run: Callable[[], None], right: Callable[[], bool], *,
     """Time algorithms on real operands, taking turns; keep, store and report the fastest.
 
     The heuristic's candidates run `rounds` times each; with `search`, so do variants of the fastest (see `_variants`).
-    Those that came within a few percent of the fastest run three times as often again, since among them one
-    measurement's noise decides. Products of many milliseconds run fewer times.
+    Those that came within a few percent of the fastest then run in bursts of some milliseconds, since among them the
+    noise of one measurement decides, and the clock at which a GPU can go on with an algorithm. The heuristic's first
+    choice is taken where it is level with the fastest. Products of many milliseconds run fewer times.
 
     Parameters
     ----------
@@ -67,19 +73,21 @@ def measure(lt: LtMatmul, run: Callable[[], None], right: Callable[[], bool], *,
     race = _Race(lt, run)
     offered = [(one["algo"].tobytes(), int(one["workspace_size"])) for one in lt.candidates(candidates)]
     race.turns(race.enter(offered), 1)
-    again, long = 3, bool(race.able) and race.time(race.fastest()[0]) > _LONG_MS
+    long = bool(race.able) and race.time(race.fastest()[0]) > _LONG_MS
     if long:
-        rounds, again = min(rounds, 2), 1
+        rounds = min(rounds, 2)
     race.turns(race.able, rounds - 1)
     if search and race.able:
         race.turns(race.enter(_variants.of_the_plain_product(lt)), rounds)
         _search(race, long)
     best = None
     while best is None and race.able:
-        close = race.fastest()
+        close = race.finalists()
+        if not close:
+            break
         if len(close) > 1:
-            race.turns(close, again * rounds)
-        for index in sorted((i for i in close if i in race.able), key=race.time):
+            race.bursts(close, _BURSTS)
+        for index in race.order(close):
             if index < len(offered) or race.check(index, right):
                 best = index
                 break
@@ -110,6 +118,7 @@ class _Race:
         self.able: list[int] = []
         self._calls: list[tuple[Callable[[], object], int]] = []
         self._samples: list[list[float]] = []
+        self._bursts: dict[int, list[float]] = {}
 
     def enter(self, choices: list[_variants.Choice]) -> list[int]:
         """Let more algorithms take part; returns the indices of those that are new, can run and have a chance."""
@@ -155,8 +164,7 @@ class _Race:
                 return True
         except Exception:  # noqa: BLE001 - as above
             pass
-        self._samples[index].clear()
-        self.able.remove(index)
+        self._fail(index)
         return False
 
     def turns(self, which: list[int], rounds: int) -> None:
@@ -169,15 +177,57 @@ class _Race:
                     lt.use(*self.choices[index])
                     self._samples[index].append(lt.arrays.milliseconds(call, lt.device) / count)
                 except Exception:  # noqa: BLE001 - as above
-                    self._samples[index].clear()
-                    self.able.remove(index)
+                    self._fail(index)
+
+    def bursts(self, which: list[int], rounds: int) -> None:
+        """Time algorithms in bursts, in another order each time; what single runs took no longer counts."""
+        lt, shuffled = self.lt, random.Random(rounds)
+        for index in which:
+            self._bursts.setdefault(index, [])
+        for _ in range(rounds):
+            for index in shuffled.sample(which, len(which)):
+                call, count = self._calls[index]
+                times = max(2, round(_BURST_MS / (count * self.time(index))))
+                try:
+                    lt.use(*self.choices[index])
+                    call()  # the one before leaves its clock behind
+                    taken = lt.arrays.milliseconds(functools.partial(_repeat, call, times), lt.device)
+                    self._bursts[index].append(taken / (count * times))
+                except Exception:  # noqa: BLE001 - as above
+                    self._fail(index)
+
+    def order(self, which: list[int]) -> list[int]:
+        """Those of them that can run and are fast, the one to take first: the heuristic's choice if it is level."""
+        order = sorted((i for i in which if i in self.able), key=self.time)
+        order = [i for i in order if self.time(i) <= self.time(order[0]) * _CLOSE]
+        if 0 in order and self.time(order[0]) > _WORTH * self.time(0):
+            order.remove(0)
+            order.insert(0, 0)
+        return order
+
+    def _fail(self, index: int) -> None:
+        """Let an algorithm take part no more."""
+        self._samples[index].clear()
+        self._bursts.pop(index, None)
+        if index in self.able:
+            self.able.remove(index)
 
     def time(self, index: int) -> float | None:
-        """Median of what was measured."""
-        samples = self._samples[index]
+        """Median of what was measured, in bursts if there were any."""
+        samples = self._bursts.get(index) or self._samples[index]
         return statistics.median(samples) if samples else None
 
     def fastest(self) -> list[int]:
         """Those within a few percent of the fastest, the fastest first."""
         timed = sorted((i for i in self.able if self._samples[i]), key=self.time)
         return [i for i in timed if self.time(i) <= self.time(timed[0]) * _CLOSE][:_FINALISTS]
+
+    def finalists(self) -> list[int]:
+        """The fastest, and the heuristic's first choice."""
+        close = self.fastest()
+        return close if 0 in close or 0 not in self.able or not self._samples[0] else [*close, 0]
+
+
+def _repeat(call: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        call()

@@ -350,10 +350,12 @@ def test_autotuning_takes_what_is_fastest(lt, rng, monkeypatch):
     a, b, bias = (make(rng, s, "float32") for s in ((4, 8), (8, 8), (8,)))
 
     def time_of(self, run, device):
+        before = lt.calls
         run()
         words = np.frombuffer(lt.algorithms[-1], "u4")
         tile = {20: 0.5, 19: 0.125}.get(words[3], 0.0)
-        return 4.0 - 0.25 * (words[0] == 3) - tile - 0.0625 * (words[7] == 1) - 1.0 * (words[10] == 5)
+        once = 4.0 - 0.25 * (words[0] == 3) - tile - 0.0625 * (words[7] == 1) - 1.0 * (words[10] == 5)
+        return (lt.calls - before) * once
 
     monkeypatch.setattr(type(arrays_of(a)), "milliseconds", time_of)
     with FusedMatmul(a, b, epilog="RELU_BIAS", bias=bias) as mm:
@@ -361,6 +363,28 @@ def test_autotuning_takes_what_is_fastest(lt, rng, monkeypatch):
         report = mm.autotune()
         assert report["milliseconds"][report["best"]] == 2.1875
         assert relative_error(mm.execute(), np.maximum(a.astype(float) @ b + bias, 0)) <= 1e-6
+
+
+def test_autotuning_keeps_the_first_guess_where_others_are_level(lt, rng, monkeypatch):
+    """Single runs of the third guess seem 4 % faster; in bursts it is as fast as the first."""
+    a, b = make(rng, (4, 8), "float32"), make(rng, (8, 8), "float32")
+    bursts = []
+
+    def time_of(self, run, device):
+        before = lt.calls
+        run()
+        times, third = lt.calls - before, np.frombuffer(lt.algorithms[-1], "u4")[0] == 3
+        if times > 1:
+            bursts.append(times)
+        return 2.0 * times * (0.995 if third and times > 1 else 0.96 if third else 1.0)
+
+    monkeypatch.setattr(type(arrays_of(a)), "milliseconds", time_of)
+    with FusedMatmul(a, b) as mm:
+        report = mm.plan().autotune(search=False)
+        assert report["best"] == 0
+        assert bursts
+        assert min(bursts) >= 2
+        assert report["milliseconds"][2] == pytest.approx(1.99)
 
 
 def test_autotuning_does_not_take_what_is_wrong(lt, rng, monkeypatch):
@@ -374,8 +398,9 @@ def test_autotuning_does_not_take_what_is_wrong(lt, rng, monkeypatch):
             lt._array(arguments[10], arguments[11], 0)[...] += 1
 
     def time_of(self, run, device):
+        before = lt.calls
         run()
-        return 4.0 - (np.frombuffer(lt.algorithms[-1], "u4")[3] == 20)
+        return (lt.calls - before) * (4.0 - (np.frombuffer(lt.algorithms[-1], "u4")[3] == 20))
 
     monkeypatch.setattr(lt, "matmul", matmul)
     monkeypatch.setattr(type(arrays_of(a)), "milliseconds", time_of)
