@@ -47,6 +47,7 @@ class _Recipe:
 
     shape: tuple[int, ...]
     steps: _Steps
+    filters: tuple
     itemsize: int
     samples: int
 
@@ -147,23 +148,39 @@ class FFTConvolve2D:
         """Transform filters (..., rows, columns) once, in two kernels; give the result to calls as `spectra`."""
         seen = arrays.describe(h, "h")
         self._check_filter(seen)
-        count, (y, x) = math.prod(seen.shape[:-2]), self.plans
-        spectra = arrays.temporary(self.kept, h, (count * y.size * x.size,), self.columns.dtype.name)
-        marks = arrays.temporary(self.kept, h, (1,), "int32")
-        first, second = self._filter_kernels
-
-        def launch(h, spectra, marks):
-            for start in range(0, count, _MOST_GRID_Y):
-                some = min(_MOST_GRID_Y, count - start)
-                part = spectra[start * y.size * x.size : (start + some) * y.size * x.size]
-                taps = h[start * y.taps * x.taps : (start + some) * y.taps * x.taps]
-                first[self._grid(self.rows, y.taps, some)](taps, part, marks, some, 1, *self.taps, y.size, 0, 0, 0)
-                second[self._grid(self._filter_columns, x.size, some)](part, y.taps)
-
+        count = math.prod(seen.shape[:-2])
+        spectra, marks = self._spectra_areas(h, count)
+        launches = self._filter_launches(count)
         arrays.run_where_kernels_live(
-            {"h": arrays.cast(h, self.dtype).reshape(-1), "spectra": spectra, "marks": marks}, launch, ("spectra",)
-        )
+            {"h": arrays.cast(h, self.dtype).reshape(-1), "spectra": spectra, "marks": marks},
+            lambda h, spectra, marks: self._run_filters(launches, h, spectra, marks), ("spectra",),
+        )  # fmt: skip
         return seen.shape[:-2], spectra
+
+    def _spectra_areas(self, h: Any, count: int) -> tuple[Any, Any]:
+        points = math.prod(plan.size for plan in self.plans)
+        spectra = arrays.temporary(self.kept, h, (count * points,), self.columns.dtype.name)
+        return spectra, arrays.temporary(self.kept, h, (1,), "int32")
+
+    def _filter_launches(self, count: int) -> tuple:
+        """(samples, points) before the filters of each launch, and the launches: along rows, along columns."""
+        first, second = self._filter_kernels
+        (y, x), parts = self.plans, []
+        for start in range(0, count, _MOST_GRID_Y):
+            some = min(_MOST_GRID_Y, count - start)
+            parts.append((
+                (start * y.taps * x.taps, start * y.size * x.size),
+                first[self._grid(self.rows, y.taps, some)], (some, 1, *self.taps, y.size, 0, 0, 0),
+                second[self._grid(self._filter_columns, x.size, some)], (y.taps,),
+            ))  # fmt: skip
+        return tuple(parts)
+
+    @staticmethod
+    def _run_filters(launches: tuple, h: Any, spectra: Any, marks: Any) -> None:
+        for (skip, begin), first, numbers, second, second_numbers in launches:
+            part = spectra[begin:] if begin else spectra
+            first(h[skip:] if skip else h, part, marks, *numbers)
+            second(part, *second_numbers)
 
     def _check_filter(self, seen: arrays.Described) -> None:
         if seen.dtype != self.dtype or seen.shape[-2:] != self.taps:
@@ -187,14 +204,11 @@ class FFTConvolve2D:
         if stream is not None:
             with arrays.on_stream(x, stream):
                 return self(x, h, spectra=spectra, out=out, extra=extra)
-        key = key_of(x, None, None, out, extra) if h is None and spectra is not None else None
-        key = key and (*key, spectra[0])
+        key = key_of(x, h, None, out, extra) if (h is None) != (spectra is None) else None
+        key = key and (*key, spectra and spectra[0])
         recipe = self._recipes.find(key, x, out)
         if recipe is not None:
-            result = arrays.empty(x, recipe.shape, self.dtype) if out is None else out
-            areas, more = self._areas(recipe.steps, x), 0 if extra is None else extra.reshape(-1)
-            self._run(recipe.steps, x.reshape(-1), spectra[1], *areas, result.reshape(-1), more)
-            return result
+            return self._again(recipe, x, h, spectra, out, extra)
         seen = arrays.describe(x, "x", gradients=True)
         if seen.dtype != self.dtype:
             raise ArgumentTypeError(f"x has dtype {seen.dtype}; this convolution was made for {self.dtype}.", spec=self)
@@ -211,7 +225,7 @@ class FFTConvolve2D:
         more = arrays.check_extra(extra, self.takes_extra, seen, self)
         if h is None:
             arrays.describe(x, "x")  # refuses a tensor whose gradient would get lost: it needs h
-        given = x
+        given, filter_ = x, h
         batch, groups, x, h = self._broadcast(seen.shape[:-2], x, h, spectra)
         shape = (*batch, *self.out_shape)
         if out is not None:
@@ -228,8 +242,21 @@ class FFTConvolve2D:
             lambda x, spectra, work, marks, out, extra=0: self._run(steps, x, spectra, work, marks, out, extra),
             ("work", "marks", "out"),
         )  # fmt: skip
-        if key is not None and x is given:
-            self._recipes.keep(key, _Recipe(shape, steps, seen.itemsize, math.prod(seen.shape)))
+        if key is not None and x is given and h is filter_:
+            filters = () if h is None else self._filter_launches(math.prod(filters.shape[:-2]))
+            self._recipes.keep(key, _Recipe(shape, steps, filters, seen.itemsize, math.prod(seen.shape)))
+        return result
+
+    def _again(self, recipe: _Recipe, x: Any, h: Any, spectra: Any, out: Any, extra: Any) -> Any:
+        """A call on arrays like those of a recipe."""
+        result = arrays.empty(x, recipe.shape, self.dtype) if out is None else out
+        if h is None:
+            data = spectra[1]
+        else:
+            data, mark = self._spectra_areas(h, math.prod(h.shape[:-2]))
+            self._run_filters(recipe.filters, h.reshape(-1), data, mark)
+        areas, more = self._areas(recipe.steps, x), 0 if extra is None else extra.reshape(-1)
+        self._run(recipe.steps, x.reshape(-1), data, *areas, result.reshape(-1), more)
         return result
 
     def run(self, x: Any, h: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from devkernels.errors import ArgumentError, SpecError, UnsupportedSizeError
-from devkernels.kernels import arrays, convolve_arguments, convolve_plan
+from devkernels.kernels import arrays, convolve_arguments, convolve_plan, convolve_recipe
 from devkernels.kernels.convolve_plan import checked
 from devkernels.kernels.convolve_views import turned
 from devkernels.kernels.convolver import FFTConvolve
@@ -150,6 +150,10 @@ def _convolve(
     if stream is not None:
         with arrays.on_stream(convolve_arguments.as_array(in1), stream):
             return _convolve(in1, in2, mode, axes, method, out, None, correlates)
+    key = None if correlates else _key(in1, in2, mode, axes, method, out)
+    plan = _seen.get(key) if key else None
+    if plan is not None:
+        return plan(in1, in2, out=out)
     if out is None and axes is None and convolve_arguments.numbers(in1, in2):
         first, second = (convolve_arguments.as_array(number) for number in (in1, in2))
         return first * (second.conj() if correlates else second)
@@ -160,7 +164,7 @@ def _convolve(
     if 0 in (*asked.lasts[0], *asked.lasts[1]):
         return _nothing(asked, x, out)
     if asked.plain:
-        return _planned_call(asked, x, h, mode, method, out)
+        return _planned_call(asked, x, h, mode, method, out, key if x is in1 and h is in2 else None)
     result = asked.finished(_planned_call(asked, x, h, mode, method, None))
     if out is None:
         return result
@@ -170,11 +174,32 @@ def _convolve(
     return out
 
 
-def _planned_call(asked: convolve_arguments.Operands, x: Any, h: Any, mode: str, method: str | None, out: Any) -> Any:
-    """The convolution of operands along their last axes."""
+_seen: dict[tuple, Any] = {}  # plans of calls on device arrays, by all that their choice depended on
+_MOST_SEEN = 256
+
+
+def _key(in1: Any, in2: Any, mode: str, axes: Any, method: str | None, out: Any) -> tuple | None:
+    """What the choice of a plan depends on, or None where the arrays must be looked at in full."""
+    if axes is not None and type(axes) is not int and not (type(axes) is tuple and all(type(a) is int for a in axes)):
+        return None
+    marks = convolve_recipe.key_of(in1, in2, None, out)
+    return marks and (*marks, mode, axes, method)
+
+
+def _planned_call(
+    asked: convolve_arguments.Operands,
+    x: Any,
+    h: Any,
+    mode: str,
+    method: str | None,
+    out: Any,
+    key: tuple | None = None,
+) -> Any:
+    """The convolution of operands along their last axes; `key` is what to remember the plan by."""
     (*_, length), (*_, taps) = asked.lasts
     if asked.count == 1:
-        return make_fftconvolve(length, taps, asked.dtype, mode, method=method)(x, h, out=out)
+        plan = make_fftconvolve(length, taps, asked.dtype, mode, method=method)
+        return _remembered(plan, key)(x, h, out=out)
     from devkernels.kernels.fftconvolve2d import make_fftconvolve2d
 
     try:
@@ -183,7 +208,15 @@ def _planned_call(asked: convolve_arguments.Operands, x: Any, h: Any, mode: str,
         from devkernels.kernels import convolve_tiles
 
         return convolve_tiles.convolve(x, h, mode, out)
-    return plan(x, h, out=out)
+    return _remembered(plan, key)(x, h, out=out)
+
+
+def _remembered(plan: Any, key: tuple | None) -> Any:
+    if key is not None:
+        if len(_seen) >= _MOST_SEEN:
+            _seen.clear()
+        _seen[key] = plan
+    return plan
 
 
 def _nothing(asked: convolve_arguments.Operands, x: Any, out: Any) -> Any:

@@ -8,6 +8,7 @@ from devkernels import make_fftconvolve
 from devkernels.errors import ArgumentError
 from devkernels.kernels import arrays, convolve_plan, convolve_recipe
 from devkernels.kernels.convolver import FFTConvolve
+from devkernels.kernels.fftconvolve import fftconvolve
 from devkernels.kernels.fftconvolve2d import make_fftconvolve2d
 from devkernels.tolerance import fft_bound, relative_error
 
@@ -69,18 +70,21 @@ def test_arrays_unlike_those_before_are_checked(rng, device_arrays):
         plan(x[:, :8], spectra=spectra)
 
 
+@pytest.mark.parametrize("given", ["filter", "spectra"])
 @pytest.mark.parametrize("mode", ["circular", "same"])
-def test_second_call_with_images_checks_nothing(mode, rng, device_arrays, monkeypatch):
+def test_second_call_with_images_checks_nothing(given, mode, rng, device_arrays, monkeypatch):
     plan = make_fftconvolve2d((6, 4), (3, 2), "float32", mode)
     x, h = rng.standard_normal((5, 6, 4)).astype("float32"), rng.standard_normal((3, 2)).astype("float32")
-    spectra, out = plan.prepare(h), np.full_like(x, np.nan)
-    plan(x, spectra=spectra, out=out)
+    operands, out = {"h": h} if given == "filter" else {"spectra": plan.prepare(h)}, np.full_like(x, np.nan)
+    plan(x, **operands, out=out)
     x[:] = rng.standard_normal(x.shape)
+    if given == "filter":
+        h[:] = rng.standard_normal(h.shape)
     out[:] = np.nan
     with monkeypatch.context() as patch:
         forbid_checks(patch)
         patch.setattr(arrays, "temporary", lambda kept, like, shape, dtype: np.zeros(shape, dtype))
-        assert plan(x, spectra=spectra, out=out) is out
+        assert plan(x, **operands, out=out) is out
     if mode == "same":
         want = signal.fftconvolve(x.astype(float), h[None], "same", axes=(1, 2))
     else:
@@ -104,3 +108,20 @@ def test_second_call_with_a_long_filter_checks_nothing(rng, device_arrays, monke
         assert plan(x, spectra=spectra, out=out) is out
     want = np.stack([np.convolve(a.astype(complex), b) for a, b in zip(x, h, strict=True)])
     assert relative_error(out, want) < fft_bound("complex64", 64, 2)
+
+
+@pytest.mark.parametrize(("axes", "shape", "taps"), [(-1, (3, 16), (3, 5)), ((-2, -1), (2, 5, 4), (2, 2))])
+def test_public_function_remembers_plans(axes, shape, taps, rng, device_arrays, monkeypatch):
+    x, h = rng.standard_normal(shape).astype("float32"), rng.standard_normal(taps).astype("float32")
+    out, axis = np.full_like(x, np.nan), axes
+    fftconvolve(x, h, "same", axis, out=out)
+    x[:], out[:] = rng.standard_normal(shape), np.nan
+    with monkeypatch.context() as patch:
+        forbid_checks(patch)
+        patch.setattr(arrays, "temporary", lambda kept, like, shape, dtype: np.zeros(shape, dtype))
+        assert fftconvolve(x, h, "same", axis, out=out) is out
+    filters = h if h.ndim == x.ndim else h[None]
+    want = signal.fftconvolve(x.astype(float), filters, "same", axes=axes)
+    assert relative_error(out, want) < fft_bound("float32", 64, 2)
+    full = fftconvolve(x, h, "full", axis)  # another mode is another plan
+    assert full.shape == signal.fftconvolve(x, filters, "full", axes=axes).shape
