@@ -30,6 +30,18 @@ _NEVER_ABSENT = ("numba", "numba-cuda", "llvmlite", "numpy")
 _FROM_TOOLKIT = ("nvrtc", "nvvm", "nvjitlink")
 FOR_FUNCTIONS = ("devkernels", "libmathdx", "nvrtc")  # what the LTO-IR of a library function depends on
 
+# Parts of this package, by how the paths of their files begin; all other files are its core. What writes machine code
+# is the core, and those parts whose functions or objects a kernel refers to: an edit of the engine leaves products be.
+# The host's part writes none: what a kernel takes from it is device code, which is in the key itself.
+PARTS = {
+    "engine": ("engine/",),
+    "products": ("matrix/", "device/_matmul", "device/collectives", "device/matmul", "device/numba_matmul",
+                 "device/numba_pipeline", "device/numba_tiles", "device/simulated_matmul", "device/tile",
+                 "libmathdx/matmul", "matmul_", "pipeline_spec"),
+    "host": ("env_report", "graphs", "kernels/", "launch/", "linear/"),
+}  # fmt: skip
+CORE, HOST = "core", "host"
+
 
 @functools.cache
 def libraries() -> dict[str, str]:
@@ -81,16 +93,38 @@ def for_functions() -> dict[str, str]:
     return chosen | {"devkernels": __version__}
 
 
+def for_kernels() -> dict[str, str]:
+    """`libraries`, with the core of devkernels only: the key of a kernel says itself which other parts it uses."""
+    return libraries() | {"devkernels": f"{__version__}+{source_digest(CORE)}"}
+
+
+def part_of(module: str) -> str:
+    """The part of this package that a module belongs to, by its dotted name."""
+    path = module.removeprefix("devkernels").lstrip(".").replace(".", "/")
+    for part, beginnings in PARTS.items():
+        if any(path.startswith(beginning) or path + "/" == beginning for beginning in beginnings):
+            return part
+    return CORE
+
+
+def source_digest(part: str | None = None) -> str:
+    """Digest of this package's own Python files, or of one part's: an edited checkout never meets its older kernels."""
+    return _source_digests()[part or ""]
+
+
 @functools.cache
-def source_digest() -> str:
-    """Digest of this package's own Python files, so that an edited checkout never meets its older kernels."""
+def _source_digests() -> dict[str, str]:
     root = os.path.dirname(os.path.abspath(__file__))
     paths = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names if name.endswith(".py")]
-    state = hashlib.sha256()
+    states = {part: hashlib.sha256() for part in ("", CORE, *PARTS)}
     for path in sorted(paths):
+        name = path[len(root) :]
         with open(path, "rb", buffering=0) as file:  # without pathlib: a third of the time, in every process
-            state.update(path[len(root) :].encode() + b"\0" + file.read() + b"\0")
-    return state.hexdigest()
+            content = name.encode() + b"\0" + file.read() + b"\0"
+        module = name.removesuffix(".py").replace(os.sep, ".").removesuffix(".__init__")
+        for part in ("", part_of(module)):
+            states[part].update(content)
+    return {part: state.hexdigest() for part, state in states.items()}
 
 
 def _toolkit() -> str:

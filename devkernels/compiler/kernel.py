@@ -183,7 +183,8 @@ def kernel_key(
     from devkernels.compiler import keys
 
     try:
-        content = keys.function_key(function)
+        pipeline = any(parameter.kind == "pipeline" for parameter in signature.parameters)
+        content = keys.function_key(function, ["products"] if pipeline else ())
     except keys.UnstableError as error:
         content = _process_key(function)
         warnings.warn(
@@ -193,7 +194,7 @@ def kernel_key(
             stacklevel=5,
         )
     return digest(
-        "kernel", function.__name__, content, signature, str(target), options, notes or {}, versions.libraries()
+        "kernel", function.__name__, content, signature, str(target), options, notes or {}, versions.for_kernels()
     )
 
 

@@ -1,7 +1,8 @@
 """Cache keys of kernels: everything that could change the machine code, and nothing that depends on the process.
 
 In: a Python function. Out: a description that `devkernels.canonical` can hash: bytecode, source text, defaults, and the
-values of all globals and closure variables that the code names, followed into other functions, modules and classes.
+values of all globals and closure variables that the code names, followed into other functions, modules and classes;
+and the sources of those parts of this package that take part in compiling what the function refers to.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import inspect
 import linecache
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from devkernels import versions
 from devkernels.canonical import encode
 from devkernels.errors import DevkernelsError
 
@@ -30,15 +32,18 @@ class UnstableError(DevkernelsError):
     """Something that a kernel refers to has no content that could be hashed."""
 
 
-def function_key(function: Callable) -> str:
-    """Digest of a kernel's content.
+def function_key(function: Callable, also: Iterable[str] = ()) -> str:
+    """Digest of a kernel's content, and of the parts of this package that it refers to, or that `also` names.
 
     Raises
     ------
     UnstableError
         A value that the kernel refers to cannot be described; the message names it.
     """
-    return hashlib.sha256(_Walk().function(function)).hexdigest()
+    walk = _Walk()
+    content = walk.function(function)
+    parts = sorted((walk.parts | set(also)) - {versions.CORE, versions.HOST})
+    return hashlib.sha256(content + encode([(part, versions.source_digest(part)) for part in parts])).hexdigest()
 
 
 def device_objects(function: Callable) -> list[Any]:
@@ -55,6 +60,7 @@ class _Walk:
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
         self.objects: list[Any] = []
+        self.parts: set[str] = set()  # of this package, as `devkernels.versions` names them
         self._keep: list[object] = []  # ids are only unique among living objects
 
     def function(self, function: Any) -> bytes:
@@ -62,6 +68,7 @@ class _Walk:
             return encode(("seen", self._seen[id(function)]))
         self._seen[id(function)] = len(self._seen)
         self._keep.append(function)
+        self._meet(function.__module__)
         names = sorted(_names(function.__code__))  # attributes among them
         loaded = sorted(_globals(function.__code__))
         scope = function.__globals__
@@ -86,6 +93,10 @@ class _Walk:
     def _named(self, value: object, names: list[str], label: str) -> bytes:
         """A value that code refers to by name; `names` are all names of the code, attributes among them."""
         try:
+            if isinstance(value, type):
+                self._meet(value.__module__)
+            elif isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] == "devkernels":
+                self.parts.update(versions.PARTS)  # code may say module.attribute, which is not followed here
             if isinstance(value, (types.ModuleType, type)) and not _versioned(value):
                 # code may say module.attribute or Class.attribute: whatever it could mean is part of the key
                 if id(value) in self._seen:
@@ -105,6 +116,11 @@ class _Walk:
     def value(self, value: object) -> bytes:
         return encode(value, self._other)
 
+    def _meet(self, module: object) -> None:
+        """Note the part of this package that a module belongs to, if it does."""
+        if str(module).partition(".")[0] == "devkernels":
+            self.parts.add(versions.part_of(str(module)))
+
     def _other(self, value: Any) -> object:
         """Describe a value that is no plain data; called by `encode`."""
         if value is Ellipsis:
@@ -120,6 +136,7 @@ class _Walk:
         if isinstance(getattr(value, "_defn", None), types.FunctionType):  # numba's @intrinsic
             return ("intrinsic", self.function(value._defn))
         if isinstance(value, types.FunctionType):
+            self._meet(value.__module__)
             if _versioned(value) and not _ours(value):
                 return ("library", value.__module__, value.__qualname__)
             # a plain function can only be called from a kernel through an @overload, most likely in its own file
@@ -145,6 +162,7 @@ class _Walk:
     def _library_value(self, value: Any) -> object:
         """An instance of a library's class: Numba types, NumPy functions, declared device functions."""
         cls = f"{type(value).__module__}.{type(value).__qualname__}"
+        self._meet(type(value).__module__)
         spec = getattr(value, "spec", None)
         if spec is not None and type(value).__module__.partition(".")[0] == "devkernels":
             if hasattr(value, "likely_requests"):

@@ -201,10 +201,40 @@ def test_versions_are_part_of_the_key(monkeypatch):
     before, known = kernel_key(*base), dict(versions.libraries())
     for role in ("numba", "numba-cuda", "llvmlite", "nvmath", "libmathdx", "nvrtc", "nvjitlink", "nvvm", "devkernels"):
         assert role in known
-        monkeypatch.setattr(versions, "libraries", {**known, role: "another"}.copy)
+        if role == "devkernels":
+            monkeypatch.setattr(versions, "source_digest", lambda part: "another" * (part == versions.CORE))
+        else:
+            monkeypatch.setattr(versions, "libraries", {**known, role: "another"}.copy)
         assert kernel_key(*base) != before, role
         monkeypatch.undo()
     assert kernel_key(*base) == before
+
+
+def test_parts_of_this_package_count_where_they_are_used(monkeypatch):
+    """A kernel's key knows the sources of what writes its code; an edit elsewhere in the package leaves it be."""
+    from devkernels import versions
+
+    fft = devkernels.fft(fft_type="c2c", size=64, precision=np.float32, direction="forward")
+    product = devkernels.matmul(size=(16, 16, 16), precision=np.float32)
+    engine = devkernels.block_fft(64, "float32")
+    forward = engine.forward
+    kernels = {
+        "plain": (PLAIN, {"C": 1}, set()),
+        "fft": ("def k(x):\n    f(x)\n", {"f": fft}, set()),
+        "product": ("def k(x):\n    f(x)\n", {"f": product}, {"products"}),
+        "tile": ("def k(x):\n    load(x)\n", {"load": devkernels.load_tile}, {"products"}),
+        "engine": ("def k(x):\n    f(x)\n", {"f": forward}, {"engine"}),
+        "package": ("def k(x):\n    devkernels.load_tile(x)\n", {"devkernels": devkernels}, {"engine", "products"}),
+    }
+    before = {name: key_of(text, **names) for name, (text, names, _) in kernels.items()}
+    real = versions.source_digest
+    for part in ("engine", "products", "host"):
+        monkeypatch.setattr(
+            versions, "source_digest", lambda asked, edited=part: "edited" if asked == edited else real(asked)
+        )
+        for name, (text, names, parts) in kernels.items():
+            assert (key_of(text, **names) != before[name]) == (part in parts), (name, part)
+        monkeypatch.undo()
 
 
 def test_what_has_no_content_is_told_and_kept_to_this_process():

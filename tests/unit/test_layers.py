@@ -31,7 +31,7 @@ ROOMS = (
             "env_report",
         ),
     ),
-    ("spec", ("spec", "matmul_spec")),
+    ("spec", ("spec", "matmul_spec", "pipeline_spec")),
     ("traits", ("libmathdx", "traits", "matmul_traits")),
     ("device", ("device",)),
     ("compiler", ("compiler",)),
