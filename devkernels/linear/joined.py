@@ -7,7 +7,7 @@ faster depends on the shape; `autotune` of a layer measures both and stores the 
 from __future__ import annotations
 
 from devkernels import cache
-from devkernels.errors import JitDisabledError
+from devkernels.errors import CompileError, JitDisabledError
 from devkernels.linear import _weight_gradient, _workspace
 from devkernels.linear._kernels import KINDS
 from devkernels.linear.arrays import CPU, Arrays
@@ -47,7 +47,7 @@ def kernel_for(arrays: Arrays, device: int, dtype: str, tokens: int, n: int, k: 
     if found is None and _weight_gradient.possible(arrays, device, dtype, tokens, n, k):
         try:
             found = _weight_gradient.WeightGradient(arrays, device, dtype, tokens, n, k, kept_ld, kind)
-        except JitDisabledError:  # DEVKERNELS_DISABLE_JIT, and it is not in the cache
+        except (JitDisabledError, CompileError):  # DEVKERNELS_DISABLE_JIT; an NVRTC that knows no sm_90a
             return None
         _prepared.keep(key, found)
     return found
