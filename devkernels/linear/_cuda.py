@@ -108,14 +108,42 @@ def copy_bytes(target: int, source: int, count: int, device: int, stream: int) -
         raise DevkernelsError(f"cuMemcpyDtoDAsync failed with CUresult {error}.")
 
 
-@functools.cache
-def launcher():
-    """Driver's launch function through ctypes: half the cost of the binding, which converts every argument anew."""
-    function = library().cuLaunchKernel
-    number, pointer = ctypes.c_uint, ctypes.c_void_p
-    function.argtypes = [pointer, *([number] * 7), pointer, pointer, pointer]
-    function.restype = ctypes.c_int
-    return function
+class _Configuration(ctypes.Structure):  # CUlaunchConfig
+    _fields_ = (("dimensions", ctypes.c_uint * 6), ("shared_bytes", ctypes.c_uint), ("stream", ctypes.c_void_p),
+                ("attributes", ctypes.c_void_p), ("attribute_count", ctypes.c_uint))  # fmt: skip
+
+
+class Launch(dict):
+    """A function with its grid, block, shared memory and parameters, launched again and again: ``launch.on(stream)``.
+
+    Everything is laid out as cuLaunchKernelEx takes it, so that ctypes converts nothing. The dictionary holds the
+    configurations of the streams. The parameters are ctypes objects whose values the caller changes between launches.
+    """
+
+    def __init__(self, name: str, device: int, function: int, grid: tuple[int, int], block: tuple[int, int],
+                 shared_bytes: int, places: list[int]):  # fmt: skip
+        super().__init__()
+        self._name, self._device, self._dimensions = name, device, (*grid, 1, *block, 1)
+        self._shared_bytes, self._memory = shared_bytes, (ctypes.c_void_p * len(places))(*places)
+        word = ctypes.c_void_p.from_param
+        self._function, self._null = word(function), word(0)
+        self._parameters, self._call = word(ctypes.addressof(self._memory)), library().cuLaunchKernelEx
+
+    def __missing__(self, stream: int) -> object:
+        if len(self) >= 1024:  # streams that are gone
+            self.clear()
+        made = _Configuration((ctypes.c_uint * 6)(*self._dimensions), self._shared_bytes, stream, None, 0)
+        made = self[stream] = ctypes.byref(made)
+        return made
+
+    def on(self, stream: int) -> None:
+        """Launch on a stream; the caller holds a lock on the parameters."""
+        error = self._call(self[stream], self._function, self._parameters, self._null)
+        if error == INVALID_CONTEXT:
+            enter(self._device)
+            error = self._call(self[stream], self._function, self._parameters, self._null)
+        if error:
+            raise DevkernelsError(f"cuLaunchKernelEx of {self._name} failed with CUresult {error}.")
 
 
 def check(driver, error, call: str) -> None:

@@ -85,7 +85,7 @@ class ActivationBackward:
         tall = _THREADS // lanes
         large = code == KINDS["gelu"] and rows * columns >= _LARGE
         ahead = _AHEAD_LARGE_GELU if large else _AHEAD
-        self._kernel = _function(arrays, device, number, vector, code, lanes, ahead)
+        kernel = _function(arrays, device, number, vector, code, lanes, ahead)
         slabs = -(-columns // (lanes * vector))
         blocks = min(-(-rows // (4 * tall)), max(1, _FILL // slabs), _MAX_ROW_BLOCKS,
                      max(1, _workspace.WORKSPACE_BYTES // (columns * sum_size)))  # fmt: skip
@@ -93,21 +93,20 @@ class ActivationBackward:
             blocks = 1
         if slabs > _MAX_SLABS and blocks > 1:
             raise DevkernelsError(f"{columns} columns are more than the kernel takes ({_MAX_SLABS * lanes * vector}).")
-        self._block = lanes, tall
         per_block = -(-rows // blocks)
-        self._grid = slabs, -(-rows // per_block)
+        grid = slabs, -(-rows // per_block)
+        self._several = grid[1] > 1
         self._values = [ctypes.c_uint64(0) for _ in range(10)]
         for slot, value in zip(self._values[6:], (rows, columns, kept_ld, per_block), strict=True):
             slot.value = value
-        self._pointers = (ctypes.c_void_p * 10)(*(ctypes.addressof(v) for v in self._values))
-        self._address = ctypes.addressof(self._pointers)
+        places = [ctypes.addressof(value) for value in self._values]
+        self._launch = _cuda.Launch("activation_backward", device, kernel, grid, (lanes, tall), 0, places)
         self._lock = threading.Lock()
-        self._call = _cuda.launcher()
 
     def launch(self, dy: int, kept: int, dz: int, db: int, stream: int) -> None:
         """Run on pointers; `db` 0 leaves the sum out."""
         partial = counters = 0
-        if db and self._grid[1] > 1:
+        if db and self._several:
             partial = _workspace.spaces(self._arrays, self._device).get(stream)
             if partial is None:
                 partial, memory = _workspace.reserve(self._arrays, self._device, stream)
@@ -116,9 +115,4 @@ class ActivationBackward:
         v = self._values
         with self._lock:
             v[0].value, v[1].value, v[2].value, v[3].value, v[4].value, v[5].value = dy, kept, dz, db, partial, counters
-            error = self._call(self._kernel, *self._grid, 1, *self._block, 1, 0, stream, self._address, None)
-            if error == _cuda.INVALID_CONTEXT:
-                _cuda.enter(self._device)
-                error = self._call(self._kernel, *self._grid, 1, *self._block, 1, 0, stream, self._address, None)
-        if error:
-            raise DevkernelsError(f"cuLaunchKernel of activation_backward failed with CUresult {error}.")
+            self._launch.on(stream)

@@ -109,8 +109,7 @@ class WeightGradient:
 
     def __init__(self, arrays: Arrays, device: int, dtype: str, tokens: int, features: int, width: int, kept_ld: int,
                  kind: str):  # fmt: skip
-        self._device, code, cluster = device, KINDS[kind], cluster_of(width)
-        self._kernel, self._shared = _function(arrays, device, dtype, code, cluster), shared_bytes(code, cluster)
+        code, cluster = KINDS[kind], cluster_of(width)
         rows = _TOKENS // cluster
         self._dy = _Map(dtype, tokens, features, 2 * features, (64, rows), _SWIZZLE_128)
         if code == KINDS["relu_aux"]:
@@ -118,14 +117,16 @@ class WeightGradient:
         else:
             self._kept = _Map(dtype, tokens, features, 2 * kept_ld, (64, rows), _SWIZZLE_128)
         self._x = _Map(dtype, tokens, width, 2 * width, (64, _TOKENS), _SWIZZLE_128)
-        self._grid = -(-features // _FEATURES), -(-width // _WIDTH)
         self._results = [ctypes.c_uint64(0) for _ in range(3)]
         self._sizes = [ctypes.c_uint32(size) for size in (tokens, features, width)]
         places = [m.place for m in (self._dy, self._kept, self._x)]
         places += [ctypes.addressof(value) for value in (*self._results, *self._sizes)]
-        self._arguments = (ctypes.c_void_p * len(places))(*places)
-        self._address = ctypes.addressof(self._arguments)
-        self._lock, self._call = threading.Lock(), _cuda.launcher()
+        grid = -(-features // _FEATURES), -(-width // _WIDTH)
+        kernel = _function(arrays, device, dtype, code, cluster)
+        self._launch = _cuda.Launch(
+            "weight_gradient", device, kernel, grid, (_THREADS, 1), shared_bytes(code, cluster), places
+        )
+        self._lock = threading.Lock()
 
     def launch(self, dy: int, kept: int, x: int, dz: int, db: int, dw: int, stream: int) -> None:
         """Run on pointers, multiples of 16; `db` 0 leaves the sum out."""
@@ -135,10 +136,4 @@ class WeightGradient:
             self._kept.at(kept)
             self._x.at(x)
             z.value, b.value, w.value = dz, db, dw
-            about = (self._kernel, *self._grid, 1, _THREADS, 1, 1, self._shared, stream, self._address, None)
-            error = self._call(*about)
-            if error == _cuda.INVALID_CONTEXT:
-                _cuda.enter(self._device)
-                error = self._call(*about)
-        if error:
-            raise DevkernelsError(f"cuLaunchKernel of weight_gradient failed with CUresult {error}.")
+            self._launch.on(stream)
