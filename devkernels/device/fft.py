@@ -6,7 +6,7 @@ In: keywords (checked in devkernels/spec.py, completed in devkernels/traits.py).
 
 from __future__ import annotations
 
-from devkernels import traits
+from devkernels import fft_sizes, traits
 from devkernels.checks import whole_number
 from devkernels.device.fft_object import DeviceFFT
 from devkernels.device.shape import Dim3, Launch
@@ -129,7 +129,7 @@ def supported_sizes(
 
     Asks libmathdx where it is installed and a stored table where it is not. Arguments as in `devkernels.fft`.
     """
-    return traits.sizes(_size_query(precision, fft_type, sm, execution, real_fft_options))
+    return fft_sizes.sizes(_size_query(precision, fft_type, sm, execution, real_fft_options))
 
 
 def next_supported_size(
@@ -150,9 +150,9 @@ def next_supported_size(
     """
     n = whole_number(n, "n")
     query = _size_query(precision, fft_type, sm, execution, real_fft_options)
-    found = traits.next_size(query, n)
+    found = fft_sizes.next_size(query, n)
     if found is None:
-        largest = traits.sizes(query)[-1]
+        largest = fft_sizes.sizes(query)[-1]
         raise UnsupportedSizeError(
             f"n={n} is beyond the largest supported size, {largest}, for {query.fft_type} in {query.precision} on "
             f"{query.target} ({execution} execution).",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from devkernels import target, traits
+from devkernels import fft_sizes, target, traits
 from devkernels.checks import whole_number
 from devkernels.device.shape import Dim3, Launch
 from devkernels.errors import SpecError
@@ -217,7 +217,7 @@ class DeviceFFT:
         architecture = target.Target(here.major, here.minor)
         if self._spec.target != architecture:
             return []  # decided while the kernel is compiled (see numba_fft.retarget)
-        return [FunctionRequest(traits.description(self._spec), architecture)]
+        return [FunctionRequest(fft_sizes.description(self._spec), architecture)]
 
     def inverse(self) -> DeviceFFT:
         """The transform in the other direction (c2r for r2c), with the same knobs; the pair multiplies by `scale`."""
@@ -243,15 +243,15 @@ class DeviceFFT:
 
     def load(self, x, row, thread_data):
         """Load row `row` of `x` into `thread_data` (collective; see `devkernels.fft`)."""
-        from devkernels.device import simulated
+        from devkernels.device import simulated_rows
 
-        simulated.load(self, x, row, thread_data)
+        simulated_rows.load(self, x, row, thread_data)
 
     def store(self, thread_data, y, row):
         """Store `thread_data` into row `row` of `y` (collective; see `devkernels.fft`)."""
-        from devkernels.device import simulated
+        from devkernels.device import simulated_rows
 
-        simulated.store(self, thread_data, y, row)
+        simulated_rows.store(self, thread_data, y, row)
 
     def index(self, i):
         """Position in the row (time or frequency) of this thread's element `i`."""

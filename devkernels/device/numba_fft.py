@@ -12,7 +12,7 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.cuda.extending import overload_method
 
-from devkernels import target, traits
+from devkernels import fft_sizes, target, traits
 from devkernels.device import _intrinsics, rows, rows_half
 from devkernels.device.code import FunctionRequest, linkable
 from devkernels.device.numba_objects import INLINE, DeviceObjectType, absent, compiled_for, refresh, register
@@ -55,8 +55,8 @@ def retarget(spec, here: target.Target):
     if spec.target == here:
         return spec
     moved = replace(spec, target=here)
-    if not traits.is_supported(moved) or traits.raw_traits(moved) != traits.raw_traits(spec):
-        ours, theirs = traits.raw_traits(spec), traits.raw_traits(moved) if traits.is_supported(moved) else None
+    if not fft_sizes.is_supported(moved) or traits.raw_traits(moved) != traits.raw_traits(spec):
+        ours, theirs = traits.raw_traits(spec), traits.raw_traits(moved) if fft_sizes.is_supported(moved) else None
         differing = [] if theirs is None else [n for n in vars(ours) if getattr(ours, n) != getattr(theirs, n)]
         # The suggestion is no property of the function; the block that was built with it is.
         if theirs is None or differing != ["suggested_ffts_per_block"]:
@@ -72,7 +72,7 @@ def retarget(spec, here: target.Target):
 def _code_finder(fft, api: str):
     def find():
         here = compiled_for()
-        return linkable(FunctionRequest(traits.description(retarget(fft.spec, here), api), here))
+        return linkable(FunctionRequest(fft_sizes.description(retarget(fft.spec, here), api), here))
 
     return find
 

@@ -1,7 +1,8 @@
 """Device FFT collectives in NumPy, for Numba's CUDA simulator.
 
 In: a `DeviceFFT` and the arrays of one simulated thread. Out: the same data as on a GPU, in the same places. The
-threads of a row meet at two barriers: each leaves its elements on a table, one transforms, each takes its share.
+threads of a row meet at two barriers: each leaves its elements on a table, one transforms, each takes its share. Rows
+of global arrays are the business of devkernels/device/simulated_rows.py.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import threading
 
 import numpy as np
 
-from devkernels.device.sides import row_length, row_type, side_kind
+from devkernels.device.sides import row_length, side_kind
 from devkernels.errors import ArgumentError, ArgumentTypeError, TargetError
 
 _meeting = threading.Lock()
 _ONLY_HALF = "{} is for precision float16; other values are plain complex numbers."
 
 
-def _thread():
+def thread_here():
     """The simulated CUDA thread that runs this."""
     thread = threading.current_thread()
     if not hasattr(thread, "threadIdx"):
@@ -31,12 +32,12 @@ def _thread():
 
 def index(fft, i):
     """See DeviceFFT.index."""
-    return _thread().threadIdx.x + i * fft.stride if fft.spec.is_block else i
+    return thread_here().threadIdx.x + i * fft.stride if fft.spec.is_block else i
 
 
 def row(fft):
     """See DeviceFFT.row."""
-    thread = _thread()
+    thread = thread_here()
     if not fft.spec.is_block:
         raise ArgumentError("row() needs execution='Block'.", spec=fft.spec)
     return thread.blockIdx.x * fft.ffts_per_block + thread.threadIdx.y * fft.implicit_type_batching
@@ -59,14 +60,15 @@ def accept_empty_link() -> None:
 # -- values and rows --------------------------------------------------------------------------------------------
 
 
-def _complex_dtype(fft) -> type:
+def complex_dtype(fft) -> type:
+    """The complex type that holds the transform's numbers here."""
     return np.complex128 if fft.spec.precision == "float64" else np.complex64
 
 
 def _round(fft, values: np.ndarray) -> np.ndarray:
     """Round to the transform's precision; float16 has no complex dtype, so halves are kept as complex64."""
     if fft.spec.precision != "float16":
-        return values.astype(_complex_dtype(fft))
+        return values.astype(complex_dtype(fft))
     with np.errstate(over="ignore"):
         halves = values.astype(np.complex64).view(np.float32).astype(np.float16)
     return halves.astype(np.float32).view(np.complex64)
@@ -93,7 +95,8 @@ def unpack(fft, value):
     return np.complex64(complex(h[0], h[2])), np.complex64(complex(h[1], h[3]))
 
 
-def _check_thread_data(fft, thread_data) -> None:
+def check_thread_data(fft, thread_data) -> None:
+    """Raise an ArgumentError unless `thread_data` can be a thread's array."""
     if np.dtype(thread_data.dtype) != fft.value_type or np.ndim(thread_data) != 1:
         raise ArgumentTypeError(
             f"thread_data has dtype {thread_data.dtype} and {np.ndim(thread_data)} axes; make it "
@@ -107,24 +110,24 @@ def _check_thread_data(fft, thread_data) -> None:
         )
 
 
-def _columns(fft, side: str):
+def columns(fft, side: str):
     """(slot, position) of this thread's elements on one side."""
-    first, step = (_thread().threadIdx.x, fft.stride) if fft.spec.is_block else (0, 1)
+    first, step = (thread_here().threadIdx.x, fft.stride) if fft.spec.is_block else (0, 1)
     return enumerate(range(first, row_length(fft, side), step))
 
 
-def _get(fft, thread_data, side: str, slot: int) -> np.ndarray:
+def get(fft, thread_data, side: str, slot: int) -> np.ndarray:
     """The element in `slot` for each row that shares the value: complex, or two reals as one complex if folded."""
     if side_kind(fft, side) == "real":
         kind = {"float16": np.float16, "float32": np.float32, "float64": np.float64}[fft.spec.precision]
         lanes = fft.implicit_type_batching
-        return np.asarray(thread_data).view(kind)[slot * lanes : (slot + 1) * lanes].astype(_complex_dtype(fft))
+        return np.asarray(thread_data).view(kind)[slot * lanes : (slot + 1) * lanes].astype(complex_dtype(fft))
     value = thread_data[slot]
-    return np.array(unpack(fft, value) if fft.spec.precision == "float16" else [value], dtype=_complex_dtype(fft))
+    return np.array(unpack(fft, value) if fft.spec.precision == "float16" else [value], dtype=complex_dtype(fft))
 
 
-def _put(fft, thread_data, side: str, slot: int, values: np.ndarray) -> None:
-    """Counterpart of `_get`."""
+def put(fft, thread_data, side: str, slot: int, values: np.ndarray) -> None:
+    """Counterpart of `get`."""
     if side_kind(fft, side) == "real":
         kind = {"float16": np.float16, "float32": np.float32, "float64": np.float64}[fft.spec.precision]
         lanes = fft.implicit_type_batching
@@ -183,14 +186,14 @@ def call(fft, *arrays) -> None:
 
 
 def _thread_fft(fft, thread_data) -> None:
-    _check_thread_data(fft, thread_data)
+    check_thread_data(fft, thread_data)
     batch = fft.implicit_type_batching
-    rows = np.zeros((batch, fft.input_length), dtype=_complex_dtype(fft))
+    rows = np.zeros((batch, fft.input_length), dtype=complex_dtype(fft))
     for k in range(fft.input_length):
-        rows[:, k] = _get(fft, thread_data, "input", k)
+        rows[:, k] = get(fft, thread_data, "input", k)
     out = np.array([transform(fft, r) for r in rows])
     for k in range(fft.output_length):
-        _put(fft, thread_data, "output", k, out[:, k])
+        put(fft, thread_data, "output", k, out[:, k])
 
 
 class _Table:
@@ -212,27 +215,27 @@ def _table(thread) -> _Table:
 
 
 def _register_fft(fft, thread_data) -> None:
-    _check_thread_data(fft, thread_data)
-    thread = _thread()
+    check_thread_data(fft, thread_data)
+    thread = thread_here()
     table, y = _table(thread), thread.threadIdx.y
     with _meeting:
         rows = table.input.setdefault(
-            y, np.zeros((fft.implicit_type_batching, fft.input_length), dtype=_complex_dtype(fft))
+            y, np.zeros((fft.implicit_type_batching, fft.input_length), dtype=complex_dtype(fft))
         )
-    for slot, k in _columns(fft, "input"):
-        rows[:, k] = _get(fft, thread_data, "input", slot)
+    for slot, k in columns(fft, "input"):
+        rows[:, k] = get(fft, thread_data, "input", slot)
     thread.syncthreads()
     if thread.threadIdx.x == 0:
         table.output[y] = np.array([transform(fft, r) for r in rows])
     thread.syncthreads()
     # Slots past the end of the row hold something on a GPU, too; NumPy would warn of arithmetic on what is there now.
     thread_data[: fft.storage_size] = 0
-    for slot, k in _columns(fft, "output"):
-        _put(fft, thread_data, "output", slot, table.output[y][:, k])
+    for slot, k in columns(fft, "output"):
+        put(fft, thread_data, "output", slot, table.output[y][:, k])
 
 
 def _shared_fft(fft, shared_mem) -> None:
-    thread = _thread()
+    thread = thread_here()
     if np.asarray(shared_mem).nbytes < fft.shared_io_size:
         raise ArgumentError(
             f"shared_mem has {np.asarray(shared_mem).nbytes} bytes; f(shared_mem) needs shared_io_size = "
@@ -247,79 +250,18 @@ def _shared_fft(fft, shared_mem) -> None:
         batch, results = fft.implicit_type_batching, []
         for g in range(groups):
             source = _row_view(fft, value, "input", g)
-            rows = np.array([_get(fft, source, "input", k) for k in range(fft.input_length)]).T
+            rows = np.array([get(fft, source, "input", k) for k in range(fft.input_length)]).T
             results.append([transform(fft, rows[b]) for b in range(batch)])
         for g in range(groups):
             sink = _row_view(fft, value, "output", g)
             for k in range(fft.output_length):
-                _put(fft, sink, "output", k, np.array([results[g][b][k] for b in range(batch)]))
+                put(fft, sink, "output", k, np.array([results[g][b][k] for b in range(batch)]))
     thread.syncthreads()
 
 
 def _row_view(fft, value: np.ndarray, side: str, group: int) -> np.ndarray:
-    """Row `group` of shared memory, as values that `_get` and `_put` understand."""
+    """Row `group` of shared memory, as values that `get` and `put` understand."""
     kind = fft.input_type if side == "input" else fft.output_type
     row_bytes = row_length(fft, side) * kind.itemsize
     raw = value.view(np.uint8)[group * row_bytes :]
     return raw[: len(raw) // value.itemsize * value.itemsize].view(value.dtype)
-
-
-# -- rows of global arrays --------------------------------------------------------------------------------------
-
-
-def check_rows(fft, x, side: str, name: str) -> None:
-    """Raise ArgumentTypeError unless `x` can be one side of this transform."""
-    wanted, axes = row_type(fft, side)
-    if np.dtype(x.dtype) != wanted or len(x.shape) != axes:
-        shape = "(rows, length)" if axes == 2 else "(rows, length, 2)"
-        raise ArgumentTypeError(
-            f"{name} has dtype {x.dtype} and {len(x.shape)} axes; this {side} needs {wanted} of shape {shape}.",
-            spec=fft.spec,
-        )
-
-
-def _element(x, r: int, k: int, kind: str) -> complex:
-    """Element k of row r of a global array, zero outside of it."""
-    if not (0 <= r < x.shape[0]):
-        return 0.0
-    if kind == "complex":
-        if k >= x.shape[1]:
-            return 0.0
-        return complex(x[r, k, 0], x[r, k, 1]) if len(x.shape) == 3 else x[r, k]
-    if kind == "real":
-        return x[r, k] if k < x.shape[1] else 0.0
-    pair = [float(x[r, j]) if j < x.shape[1] else 0.0 for j in (2 * k, 2 * k + 1)]
-    return complex(*pair)
-
-
-def load(fft, x, r, thread_data) -> None:
-    """See DeviceFFT.load."""
-    check_rows(fft, x, "input", "x")
-    _check_thread_data(fft, thread_data)
-    kind = side_kind(fft, "input")
-    for slot, k in _columns(fft, "input"):
-        values = [_element(x, int(r) + b, k, kind) for b in range(fft.implicit_type_batching)]
-        _put(fft, thread_data, "input", slot, np.array(values, dtype=_complex_dtype(fft)))
-
-
-def store(fft, thread_data, y, r) -> None:
-    """See DeviceFFT.store."""
-    check_rows(fft, y, "output", "y")
-    _check_thread_data(fft, thread_data)
-    kind = side_kind(fft, "output")
-    for slot, k in _columns(fft, "output"):
-        for b, value in enumerate(_get(fft, thread_data, "output", slot)):
-            rr = int(r) + b
-            if not (0 <= rr < y.shape[0]):
-                continue
-            if kind == "pair":
-                for j, part in ((2 * k, value.real), (2 * k + 1, value.imag)):
-                    if j < y.shape[1]:
-                        y[rr, j] = part
-            elif k < y.shape[1]:
-                if kind == "real":
-                    y[rr, k] = value.real
-                elif len(y.shape) == 3:
-                    y[rr, k, 0], y[rr, k, 1] = value.real, value.imag
-                else:
-                    y[rr, k] = value

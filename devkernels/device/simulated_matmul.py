@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from devkernels.device import tiles
-from devkernels.device.simulated import _thread
+from devkernels.device.simulated import thread_here
 from devkernels.errors import ArgumentError, ArgumentTypeError
 
 
 def _number(mm) -> int:
     """The calling thread's number in its block."""
-    own, (x, y, _) = _thread().threadIdx, mm.block_dim
+    own, (x, y, _) = thread_here().threadIdx, mm.block_dim
     return own.x + x * (own.y + y * own.z)
 
 

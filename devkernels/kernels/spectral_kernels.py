@@ -12,10 +12,10 @@ import numpy as np
 
 from devkernels.device.fft import DeviceFFT, fft
 from devkernels.device.inline import device_function
+from devkernels.fft_sizes import is_power_of_two
 from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.launch.jit import kernel
 from devkernels.lazy import cuda
-from devkernels.traits import is_power_of_two
 
 
 def forward_fft(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from devkernels import libmathdx, traits
+from devkernels import fft_sizes, libmathdx, traits
 from devkernels.spec import FFTSpec
 from devkernels.target import Target
 
@@ -30,14 +30,14 @@ def test_traits_of_every_size_and_knob(target, precision):
     compared = 0
     for kind, execution in itertools.product(KINDS, ("Block", "Thread")):
         base = spec(2, precision, kind, target, execution)
-        for size in traits.sizes(base):
+        for size in fft_sizes.sizes(base):
             if (target, precision, size) in CHANGED_BETWEEN_VERSIONS:
                 continue
             one = replace(base, size=size)
             knobs = [(None, None)]
             if execution == "Block":
-                per_thread = [v[0] for v in traits._variants(one)]
-                assert sorted(per_thread) == sorted({p for p, _ in libmathdx.knobs(traits.description(one))}), one
+                per_thread = [v[0] for v in fft_sizes.stored_variants(one)]
+                assert sorted(per_thread) == sorted({p for p, _ in libmathdx.knobs(fft_sizes.description(one))}), one
                 knobs = [(e, f) for e in (None, *per_thread) for f in (None, 6)]
             for e, f in knobs:
                 asked = replace(one, elements_per_thread=e, ffts_per_block=f)
@@ -51,13 +51,13 @@ def test_traits_of_every_size_and_knob(target, precision):
 def test_sizes_are_the_librarys(precision, kind, monkeypatch):
     for target, execution in itertools.product(("sm_80", "sm_90", "sm_120"), ("Block", "Thread")):
         base = spec(2, precision, kind, target, execution)
-        asked = [n for n in range(1, 520) if traits.parity_problem(replace(base, size=n)) is None and n > 1]
+        asked = [n for n in range(1, 520) if fft_sizes.parity_problem(replace(base, size=n)) is None and n > 1]
         asked += [1000, 1331, 4096, 4097, 10000, 16384, 32768, 40000]
-        supported = [n for n in asked if libmathdx.is_supported(traits.description(replace(base, size=n)))]
-        supported = [n for n in supported if traits.parity_problem(replace(base, size=n)) is None]
+        supported = [n for n in asked if libmathdx.is_supported(fft_sizes.description(replace(base, size=n)))]
+        supported = [n for n in supported if fft_sizes.parity_problem(replace(base, size=n)) is None]
         with monkeypatch.context() as patch:
             patch.setattr(libmathdx, "available", lambda: False)
-            assert [n for n in asked if traits.is_supported(replace(base, size=n))] == supported
+            assert [n for n in asked if fft_sizes.is_supported(replace(base, size=n))] == supported
 
 
 @pytest.mark.parametrize(("size", "kind", "why"), [
@@ -68,7 +68,7 @@ def test_what_the_table_refuses_the_library_cannot_build(size, kind, why):
     from devkernels.errors import CompileError
 
     refused = spec(size, "float32", kind, "sm_90")
-    assert why in traits.parity_problem(refused)
-    assert libmathdx.is_supported(traits.description(refused))  # it says so, and then:
+    assert why in fft_sizes.parity_problem(refused)
+    assert libmathdx.is_supported(fft_sizes.description(refused))  # it says so, and then:
     with pytest.raises(CompileError):
-        libmathdx.ltoir(traits.description(refused), 90)
+        libmathdx.ltoir(fft_sizes.description(refused), 90)

@@ -15,12 +15,12 @@ CODE = """
 import sys, time
 import numpy as np
 import devkernels
-from devkernels import cache, traits
+from devkernels import cache, fft_sizes
 from devkernels.device.code import FunctionRequest
 from devkernels.target import Target
 
 f = devkernels.fft(fft_type="c2c", size=4, precision=np.float32, direction="forward", execution="Thread")
-request = FunctionRequest(traits.description(f.spec), Target(9, 0))
+request = FunctionRequest(fft_sizes.description(f.spec), Target(9, 0))
 request.key
 time.sleep(max(0.0, float(sys.argv[1]) - time.time()))
 code = request.ltoir()

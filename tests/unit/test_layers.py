@@ -32,7 +32,7 @@ ROOMS = (
         ),
     ),
     ("spec", ("spec", "matmul_spec", "pipeline_spec")),
-    ("traits", ("libmathdx", "traits", "matmul_traits")),
+    ("traits", ("libmathdx", "fft_sizes", "traits", "matmul_traits")),
     ("device", ("device",)),
     ("compiler", ("compiler",)),
     ("launch", ("launch",)),
