@@ -60,7 +60,9 @@ def make_gemm(
         ``"residual"`` and ``"multiply"`` (m, n), ``"relu"``, ``"gelu"`` (exact), ``"gelu_tanh"``, ``"silu"``,
         ``"int8"`` (clamp to -128 ... 127 and round to even). Functions among several steps are ``f(acc, row, column)``.
     prologue_a, prologue_b : callable, optional
-        Functions ``f(x, row, column)`` that every element of a or b passes through on its way in.
+        Functions ``f(x, row, column)`` that every element of a or b passes through on its way in. float16 and bfloat16
+        operands are rounded to their dtype again behind it. On a GPU the operand is copied through its prologue once,
+        and the product of the copy takes the fast main loops.
     tf32 : {0, 1, 3}, optional
         Multiply float32, or the parts of complex64, on tensor cores, as numbers with ten bits after the point, and add
         up in float32. 1: in one product, which drops the other bits (a relative error of up to 2**-10 in each factor;
@@ -69,7 +71,8 @@ def make_gemm(
         out: 3 for complex64, else 0.
     tune : bool
         Measure some ways of cutting the work at the first call for shapes and orders, on a GPU, and keep the fastest in
-        the cache. Such a call takes seconds, and cannot be captured in a CUDA graph.
+        the cache. Such a call takes seconds; while a CUDA graph is captured nothing is measured, and what the cache
+        knows is used, or the rules.
 
     Returns
     -------

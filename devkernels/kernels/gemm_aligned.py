@@ -1,24 +1,31 @@
-"""Operands that tensor copies cannot read, copied once to lines on multiples of 16 bytes; the product of the copies.
+"""Operands that a fast main loop cannot read as they are, copied first: aligned, converted, through their prologues.
 
-In: a `GemmSpec` and arrays in any order, with any strides. Out: a launch of two or three kernels.
+In: a `GemmSpec` and arrays in any order, with any strides. Out: launches of two or three kernels: copies to lines on
+multiples of 16 bytes, and the product of the copies. Their memory belongs to the plan (`Scratch`).
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from devkernels.compiler.kernel import Options
+from devkernels.device.inline import device_function
 from devkernels.kernels import arrays
-from devkernels.kernels.gemm_route import GemmSpec, as_matrix
-from devkernels.kernels.gemm_views import Prepared
+from devkernels.kernels.gemm_route import ITEM_BYTES, GemmSpec, Matrix, as_matrix
+from devkernels.kernels.lazy_kernel import lazy_kernel
+from devkernels.launch import driver, streams
 from devkernels.launch.jit import Kernel
 from devkernels.lazy import cuda
 
-_THREADS = 256
+THREADS = 256
+_EACH = 4  # elements of a thread that converts
+_MOST = 8  # copies that a plan has memory for at a time
 
 
 def make_kernel(item: int, turning: bool):
@@ -33,7 +40,7 @@ def make_kernel(item: int, turning: bool):
     gather, address, each = tensor_calls.make_gather(item), ptx.address, 16 // item
 
     def align(x, y, sixteenths):
-        batch, number = np.int64(cuda.blockIdx.z), np.int64(cuda.blockIdx.x) * _THREADS + cuda.threadIdx.x
+        batch, number = np.int64(cuda.blockIdx.z), np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
         lines, length = x.shape[1], x.shape[2]
         for other in range(np.int64(cuda.blockIdx.y), sixteenths if turning else lines, cuda.gridDim.y):
             line, piece = (number, other) if turning else (other, number)
@@ -49,58 +56,193 @@ def make_kernel(item: int, turning: bool):
 @functools.cache
 def aligning_kernel(item: int, turning: bool) -> Kernel:
     """The kernel that copies; see `make_kernel`."""
-    return Kernel(make_kernel(item, turning), Options(launch_bounds=_THREADS))
+    return Kernel(make_kernel(item, turning), Options(launch_bounds=THREADS))
 
 
-def aligned(x: Any, rows: bool | None, kept: list, stream: Any) -> Any:
-    """A copy of x with the same axes, its lines on multiples of 16 bytes, in row or column order, or that of x (None).
+def make_converting(prologue: Callable | None, by_rows: bool) -> Callable:
+    """Return ``convert(x, y)``: y[b, i, j] = prologue(x[b, i, j], i, j), on arrays with three axes.
 
-    x has two or three axes.
+    Threads follow the rows, or the columns. The grid has pieces of a line along x, lines along y and batches along z.
     """
-    seen = as_matrix(arrays.describe(x, "array"))
-    lines = x if len(x.shape) == 3 else x[None]
-    if seen.batch > 1 and seen.strides[0] == 0:
-        lines = lines[:1]
-    by_rows = seen.along_rows is not False if rows is None else rows
-    if not by_rows:
-        lines = lines.swapaxes(1, 2)
-    batch, count, length = (int(n) for n in lines.shape)
-    each = 16 // seen.itemsize
-    sixteenths = -(-length // each)
-    y = arrays.temporary(kept, x, (batch, count, sixteenths * each), seen.dtype)
-    turning = seen.along_rows is not None and seen.along_rows is not by_rows
-    across, down = (count, sixteenths) if turning else (sixteenths, count)
-    grid = (-(-across // _THREADS), min(down, 65535), batch)
-    aligning_kernel(seen.itemsize, turning)[grid, _THREADS, stream](lines, y, sixteenths)
-    y = y[..., :length]
-    y = y if by_rows else y.swapaxes(1, 2)
-    return y if len(x.shape) == 3 else y[0]
+    function = device_function((lambda x, row, column: x) if prologue is None else prologue)
+    threads, each, axis = THREADS, _EACH, 2 if by_rows else 1
+
+    def convert(x, y):
+        batch, first = np.int64(cuda.blockIdx.z), np.int64(cuda.blockIdx.x) * (threads * each) + cuda.threadIdx.x
+        for line in range(np.int64(cuda.blockIdx.y), x.shape[3 - axis], np.int64(cuda.gridDim.y)):
+            for e in range(each):
+                at = first + e * threads
+                if at < x.shape[axis]:
+                    row, column = (line, at) if by_rows else (at, line)
+                    y[batch, row, column] = function(x[batch, row, column], row, column)
+
+    return convert
 
 
-class Aligned:
+@lazy_kernel
+def converting_kernel(prologue: Callable | None, by_rows: bool) -> Kernel:
+    """The kernel that converts; see `make_converting`."""
+    return Kernel(make_converting(prologue, by_rows), Options(launch_bounds=THREADS))
+
+
+class Scratch:
+    """Memory of a plan for copies of operands: one set for each stream, which the product's launches share in turn.
+
+    `forget` is called when memory is given up that remembered launches may still write to.
+    """
+
+    def __init__(self, forget: Callable[[], None]):
+        self._found: dict[tuple, Any] = {}
+        self._forget = forget
+        self.lock = threading.Lock()  # copies and product of a call are not to be mixed with those of another thread
+
+    def take(self, like: Any, stream: int, name: str, shape: tuple[int, ...], dtype: str) -> Any:
+        """An array for the copy of operand `name`, on this stream; the same one for the same request."""
+        key = arrays.library(like, name), arrays.describe(like, name).device, stream, name, shape, dtype
+        if key not in self._found:
+            if len(self._found) >= _MOST:
+                self._found.clear()
+                self._forget()
+            self._found[key] = arrays.empty(like, shape, dtype)
+        return self._found[key]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """How one operand is copied: to which dtype, order (None: as it is), through which prologue."""
+
+    dtype: str
+    rows: bool | None = None
+    prologue: Callable | None = None
+
+    def placed(self, x: Matrix) -> Matrix:
+        """Where the copy of x will lie."""
+        item = ITEM_BYTES[self.dtype]
+        by_rows = x.along_rows is not False if self.rows is None else self.rows
+        lines, length = (x.rows, x.columns) if by_rows else (x.columns, x.rows)
+        pitch = -(-length * item // 16) * 16
+        batch = 0 if x.strides[0] == 0 else pitch * lines
+        return Matrix(x.batch, x.rows, x.columns, (batch, *((pitch, item) if by_rows else (item, pitch))), 0, item,
+                      self.dtype)  # fmt: skip
+
+    def launch(self, x: Any, memory: Callable[[tuple, str], Any], stream: Any) -> tuple[Any, Any, tuple]:
+        """The copy (not yet made), the launch that makes it, and that launch's arguments."""
+        seen = as_matrix(arrays.describe(x, "array"))
+        there = x if len(x.shape) == 3 else x[None]
+        if seen.batch > 1 and seen.strides[0] == 0:
+            there = there[:1]
+        by_rows = seen.along_rows is not False if self.rows is None else self.rows
+        count, length = (seen.rows, seen.columns) if by_rows else (seen.columns, seen.rows)
+        item, batch = ITEM_BYTES[self.dtype], int(there.shape[0])
+        each = 16 // item
+        sixteenths = -(-length // each)
+        whole = memory((batch, count, sixteenths * each), self.dtype)
+        y = whole[..., :length] if by_rows else whole[..., :length].swapaxes(1, 2)
+        if self.prologue is None and self.dtype == seen.dtype:
+            turning = seen.along_rows is not None and seen.along_rows is not by_rows
+            across, down = (count, sixteenths) if turning else (sixteenths, count)
+            grid = (-(-across // THREADS), min(down, 65535), batch)
+            launch = aligning_kernel(item, turning)[grid, THREADS, stream]
+            arguments = there if by_rows else there.swapaxes(1, 2), whole, sixteenths
+        else:
+            along = seen.along_rows is not False
+            inner, outer = (seen.columns, seen.rows) if along else (seen.rows, seen.columns)
+            grid = (-(-inner // (THREADS * _EACH)), min(outer, 65535), batch)
+            launch = converting_kernel(self.prologue, along)[grid, THREADS, stream]
+            arguments = there, y
+        return (y if len(x.shape) == 3 else y[0]), launch, arguments
+
+
+class Copied:
     """Launches of a product some of whose operands are copied first; called as a `Prepared`.
 
-    ``prepare(a, b, c, d, extra)`` prepares the product for the copies; a, b and d are `Matrix`.
+    ``prepare(a, b, c, d, extra)`` prepares the product for the copies.
     """
 
     def __init__(
-        self, spec: GemmSpec, copied: tuple[bool, bool], stream: Any, kept: list, prepare: Callable[..., Prepared]
-    ):
-        self._spec, self._copied, self._stream, self._prepare = spec, copied, stream, prepare
+        self, copies: tuple[Copy | None, Copy | None], stream: Any, kept: list, scratch: Scratch | None,
+        prepare: Callable[..., Any],
+    ):  # fmt: skip
+        self._copies, self._stream, self._prepare, self._scratch = copies, stream, prepare, scratch
         self._kept = kept  # what a CUDA graph that is being captured will write to
 
     def __call__(self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> None:
-        """Copy and multiply."""
-        orders = (True, False) if self._spec.kind in ("tf32", "s8") else (None, None)
+        """Copy to memory of this call's own, and multiply."""
         with arrays.on_stream(a, self._stream):
-            a, b = (
-                aligned(x, rows, self._kept, self._stream) if copy else x
-                for x, rows, copy in zip((a, b), orders, self._copied, strict=True)
-            )
-            matrices = (as_matrix(arrays.describe(x, "array")) for x in (a, b))
-            run = self._prepare(*matrices, c, as_matrix(arrays.describe(d, "out")), extra)
-            run(a, b, c, alpha, beta, extra, d)
+            found = []
+            for x, copy in zip((a, b), self._copies, strict=True):
+                if copy is not None:
+                    x, launch, arguments = copy.launch(
+                        x, lambda shape, dtype, x=x: arrays.temporary(self._kept, x, shape, dtype), self._stream
+                    )
+                    launch(*arguments)
+                found.append(x)
+            run = self._prepare(*found, c, d, extra)
+            run(*found, c, alpha, beta, extra, d)
 
-    def bind(self, *_: Any) -> None:
-        """Nothing: the copies have memory of their own each time."""
-        return
+    def bind(self, *values: Any) -> Callable[[], bool | None] | None:
+        """A function that does it again, with these very values, in memory of the plan.
+
+        It returns False, and does nothing, on another stream than now and while a CUDA graph is captured: such calls
+        take the long way, to memory of their own.
+        """
+        a, b, c, alpha, beta, extra, d = values
+        current = _current(a)
+        if self._scratch is None or current is None:
+            return None
+        with arrays.on_stream(a, self._stream):
+            here = current()
+            if driver.capturing(here):
+                return None
+            found, runs = [], []
+            for name, x, copy in (("a", a, self._copies[0]), ("b", b, self._copies[1])):
+                if copy is not None:
+                    x, launch, arguments = copy.launch(
+                        x, lambda shape, dtype, x=x, name=name: self._scratch.take(x, here, name, shape, dtype),
+                        self._stream,
+                    )  # fmt: skip
+                    runs.append(launch.bind(*arguments))
+                found.append(x)
+            last = self._prepare(*found, c, d, extra).bind(*found, c, alpha, beta, extra, d)
+        if last is None:
+            return None
+        runs.append(last)
+        for one in runs:
+            one.arguments = one.arguments[1]  # the buffers, and none of the arrays
+        moving, lock, capturing, first = self._stream is None, self._scratch.lock, driver.capturing, runs[:-1]
+
+        def run() -> bool | None:
+            if (moving and current() != here) or capturing(here):
+                return False
+            with lock:
+                for one in first:
+                    one()
+                return last()
+
+        made = [x for x, copy in zip(found, self._copies, strict=True) if copy is not None]
+        run.arguments, run.declines = (values, (runs, made)), True
+        return run
+
+
+def _current(x: Any) -> Callable[[], int] | None:
+    """Function that gives the current stream of an array's library; None for one that has no such thing."""
+    kind = arrays.library(x, "a")
+    if kind == "torch" and x.is_cuda:
+        return streams.current_torch(x.get_device())
+    return streams.current_cupy() if kind == "cupy" else None
+
+
+def aligning(spec: GemmSpec, copied: tuple[bool, bool]) -> tuple[Copy | None, Copy | None]:
+    """Copies of operands that tensor copies cannot read; some products read one order only."""
+    orders = (True, False) if spec.kind in ("tf32", "s8") else (None, None)
+    dtypes = spec.a_dtype, spec.b_dtype
+    return tuple(Copy(dtypes[i], orders[i]) if copied[i] else None for i in range(2))
+
+
+def converting(spec: GemmSpec, plain: GemmSpec) -> tuple[Copy | None, Copy | None]:
+    """Copies that make the operands of `plain` of those of `spec`."""
+    made = []
+    for have, want, prologue in ((spec.a_dtype, plain.a_dtype, spec.prologue_a),
+                                 (spec.b_dtype, plain.b_dtype, spec.prologue_b)):  # fmt: skip
+        made.append(None if have == want and prologue is None else Copy(want, None, prologue))
+    return tuple(made)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from devkernels import target
 from devkernels.compiler.image import Parameter
+from devkernels.kernels import gemm_aligned
 from devkernels.kernels.gemm_kernels import portable_kernel, staged_kernel, tensor_kernel
 from devkernels.kernels.gemm_route import PORTABLE, STAGED, TENSOR_DTYPES, WARPGROUP, GemmSpec, by_kind
 from devkernels.kernels.gemm_warpgroup import warpgroup_kernel
@@ -16,6 +17,20 @@ from devkernels.matrix.steps import operands_of, takes_all
 
 def _array(name: str, dtype: str, axes: int, layout: str = "A") -> Parameter:
     return Parameter(name, "array", dtype, axes, layout)
+
+
+def _conversions(spec: GemmSpec, plain: GemmSpec) -> dict[str, tuple]:
+    """Kernels that make the operands of `plain`, of arrays in C order, with gaps between lines or without."""
+    sources = {}
+    for which, copy in zip("ab", gemm_aligned.converting(spec, plain), strict=True):
+        if copy is not None:
+            have = spec.a_dtype if which == "a" else spec.b_dtype
+            for layout, gaps in (("C", ""), ("A", "_gaps")):
+                parameters = _array("x", have, 3, "C"), _array("y", copy.dtype, 3, layout)
+                kernel = gemm_aligned.converting_kernel(copy.prologue, True)
+                notes = {"block": gemm_aligned.THREADS}
+                sources[f"convert_{which}_{have}_{copy.dtype}{gaps}"] = kernel, parameters, notes
+    return sources
 
 
 def image_sources(spec: GemmSpec) -> dict[str, tuple]:
@@ -36,6 +51,8 @@ def image_sources(spec: GemmSpec) -> dict[str, tuple]:
         Parameter("extra", "tuple", items=extra),
     )
     route = by_kind(spec, target.current_target())
+    if route.plain is not None:
+        return {**image_sources(route.plain), **_conversions(spec, route.plain)}
     name = f"gemm_{spec.a_dtype}_{spec.b_dtype}_{spec.out_dtype}"
     matrices = tuple(_array(n, d, 3) for n, d in (("a", spec.a_dtype), ("b", spec.b_dtype), ("c", spec.out_dtype),
                                                   ("d", spec.out_dtype)))  # fmt: skip

@@ -38,10 +38,21 @@ from devkernels.matrix.steps import element_function, function_of
 
 
 def prepare(
-    spec: GemmSpec, a: Any, b: Any, c: Any, d: Any, extra: tuple, stream: Any, kept: list, knobs: Knobs = USUAL
-) -> Prepared | gemm_aligned.Aligned:
-    """Choose, compile (or find) and configure the kernel for checked arrays; `kept` takes memory of captured graphs."""
+    spec: GemmSpec, a: Any, b: Any, c: Any, d: Any, extra: tuple, stream: Any, kept: list, knobs: Knobs = USUAL,
+    scratch: gemm_aligned.Scratch | None = None,
+) -> Prepared | gemm_aligned.Copied:  # fmt: skip
+    """Choose, compile (or find) and configure the kernel for checked arrays.
+
+    `kept` takes memory of captured graphs, `scratch` has that of copied operands.
+    """
     left, right, result, route = routed(spec, a, b, c, d)
+    if route.plain is not None:
+
+        def of_plain(a: Any, b: Any, c: Any, d: Any, extra: tuple) -> Prepared | gemm_aligned.Copied:
+            return prepare(route.plain, a, b, c, d, extra, stream, kept, knobs, scratch)
+
+        copies = gemm_aligned.converting(spec, route.plain)
+        return gemm_aligned.Copied(copies, stream, kept, scratch, of_plain)
     if route.path == SMALL:
         tiling = small_tiling(spec, left, right, result, c is not None, target.current_target())
         make = _packed if isinstance(tiling, packed.PackedTiling) else _small
@@ -52,12 +63,13 @@ def prepare(
         return _portable(spec, left, right, c, result, extra, stream)
     main = gemm_warpgroup.prepare if route.path == WARPGROUP else _staged
 
-    def of_matrices(a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple) -> Prepared:
-        return main(spec, a, b, c, d, extra, stream, knobs)
+    def of_arrays(a: Any, b: Any, c: Any, d: Any, extra: tuple) -> Prepared:
+        left, right = (as_matrix(arrays.describe(x, "array")) for x in (a, b))
+        return main(spec, left, right, c, as_matrix(arrays.describe(d, "out")), extra, stream, knobs)
 
     if any(route.copied):
-        return gemm_aligned.Aligned(spec, route.copied, stream, kept, of_matrices)
-    return of_matrices(left, right, c, result, extra)
+        return gemm_aligned.Copied(gemm_aligned.aligning(spec, route.copied), stream, kept, scratch, of_arrays)
+    return main(spec, left, right, c, result, extra, stream, knobs)
 
 
 def routed(spec: GemmSpec, a: Any, b: Any, c: Any, d: Any) -> tuple[Matrix, Matrix, Matrix, Route]:
@@ -86,6 +98,14 @@ def _converter(accumulate: str) -> Callable:
     return device_function(lambda x: kind(x))
 
 
+def _rounding(prologue: Callable | None, dtype: str) -> Callable | None:
+    """The prologue with its result rounded to float16 where the operand is that, as on the way to tensor cores."""
+    if prologue is None or dtype != "float16":
+        return prologue
+    function, half = device_function(prologue), np.float16
+    return device_function(lambda x, row, column: half(function(x, row, column)))
+
+
 def _stored(spec: GemmSpec) -> Callable:
     """Device function that makes an element of the result: integers of 8 bits are rounded and clamped."""
     if spec.out_dtype == "int8" and spec.accumulate.startswith("float"):
@@ -100,9 +120,8 @@ def portable_kernel(
 ) -> Kernel:
     """The kernel on arrays with three axes; see `portable.make_kernel`."""
     epilogue = element_function(spec.steps, np.dtype(spec.accumulate).type, batched)
-    function = portable.make_kernel(
-        tiling, _converter(spec.accumulate), _stored(spec), spec.prologue_a, spec.prologue_b, epilogue
-    )
+    prologues = _rounding(spec.prologue_a, spec.a_dtype), _rounding(spec.prologue_b, spec.b_dtype)
+    function = portable.make_kernel(tiling, _converter(spec.accumulate), _stored(spec), *prologues, epilogue)
     return Kernel(function, Options(launch_bounds=tiling.threads))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from devkernels import target
 from devkernels.errors import TargetError
 from devkernels.kernels import arrays, gemm_images, gemm_kernels, gemm_tune
+from devkernels.kernels.gemm_aligned import Scratch
 from devkernels.kernels.gemm_checks import Checks
 from devkernels.kernels.gemm_route import PORTABLE, GemmSpec, as_matrix, by_kind, by_shape
 from devkernels.kernels.gemm_tune import USUAL, Knobs
@@ -35,6 +36,14 @@ class Gemm:
         self._bound: dict[tuple, Callable[[], None]] = {}
         self._made: dict[tuple, tuple] = {}
         self._kept: list = []  # memory of captured CUDA graphs
+        self._scratch = Scratch(self._forget)  # for copies of operands
+
+    def __reduce__(self):
+        return Gemm, (self.spec, self.tune)
+
+    def _forget(self) -> None:
+        self._bound.clear()
+        self._made.clear()
 
     def __repr__(self) -> str:
         s = self.spec
@@ -69,8 +78,7 @@ class Gemm:
                 result = arrays.empty(a, *made)
             if result is not None and (mark := _key((result,))) is not None:
                 run = self._bound.get((key, mark))
-                if run is not None:
-                    run()
+                if run is not None and run() is not False:
                     return result
         return self._launch(a, b, c, alpha, beta, extra, result, stream, key)
 
@@ -93,7 +101,12 @@ class Gemm:
             return again
         run = kept[0]
         run.arguments = run.arguments, a, b, c, extra, out
-        return run
+
+        def again_or_anew() -> None:
+            if run() is False:  # operands are copied, and it is another stream, or one that is captured
+                self(a, b, c, alpha=alpha, beta=beta, extra=extra, out=out, stream=stream)
+
+        return again_or_anew if getattr(run, "declines", False) else run
 
     def _launch(
         self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, out: Any, stream: Any, key: tuple | None,
@@ -118,7 +131,9 @@ class Gemm:
             there = tuple(given.get(f"extra[{i}]", x) for i, x in enumerate(extra))
             values = given["a"], given["b"], given.get("c"), *scalars, there, given["out"]
             knobs = self._tuned(values, stream) if self.tune and target.home().kind == "gpu" else USUAL
-            prepared = gemm_kernels.prepare(self.spec, *values[:3], given["out"], there, stream, self._kept, knobs)
+            prepared = gemm_kernels.prepare(
+                self.spec, *values[:3], given["out"], there, stream, self._kept, knobs, self._scratch
+            )  # fmt: skip
             prepared(*values)
             if target.home().kind == "gpu" and given["out"] is result:
                 if kept is not None:
@@ -136,10 +151,12 @@ class Gemm:
         left, right, result, route = gemm_kernels.routed(self.spec, a, b, c, d)
         key = gemm_tune.key_of(self.spec, route, left, right, result, c is not None)
         if key not in self._knobs:
+            if gemm_tune.capturing(a, stream):
+                return gemm_tune.known(key) or USUAL
             other = arrays.empty(a, tuple(d.shape), self.spec.out_dtype)
 
             def launch(knobs: Knobs) -> Callable[[], None]:
-                run = gemm_kernels.prepare(self.spec, a, b, c, other, extra, stream, self._kept, knobs)
+                run = gemm_kernels.prepare(self.spec, a, b, c, other, extra, stream, self._kept, knobs, self._scratch)
                 return lambda: run(*values[:6], other)
 
             with arrays.on_stream(a, stream):
@@ -151,8 +168,7 @@ class Gemm:
         if run is None:
             return
         if len(self._bound) >= _REMEMBERED:
-            self._bound.clear()
-            self._made.clear()
+            self._forget()
         run.arguments = run.arguments[1]  # the buffer, and none of the arrays
         self._bound[key, mark] = run
 

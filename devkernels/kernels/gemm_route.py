@@ -22,6 +22,8 @@ STORED_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1}  # what th
 ACCUMULATE = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64",
                "complex64": "complex64", "complex128": "complex128", "int8": "int32", "uint8": "int32",
                "int16": "int64", "int32": "int64", "int64": "int64"}  # fmt: skip
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16, "int8": 1,
+              "uint8": 1, "int16": 2, "int32": 4, "int64": 8}  # fmt: skip
 _WORTH = 256  # sides from which on a product is worth a copy of a misaligned operand
 _MAX_LENGTH = 2**31 - 512
 
@@ -106,15 +108,49 @@ class Route:
     path: str
     reason: str
     copied: tuple[bool, bool] = (False, False)  # whether a and b are copied first
+    plain: GemmSpec | None = None  # the product of operands that are converted, or go through their prologues, first
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+def plain_spec(spec: GemmSpec) -> GemmSpec:
+    """The product of what prologues and conversions would make of the operands.
+
+    Its operands have the dtype in which the sums are, and 16-bit floats keep theirs, for the tensor cores.
+    """
+    half = spec.a_dtype == spec.b_dtype and spec.a_dtype in TENSOR_DTYPES and spec.accumulate == "float32"
+    dtype = spec.a_dtype if half else spec.accumulate
+    return replace(spec, a_dtype=dtype, b_dtype=dtype, prologue_a=None, prologue_b=None)
 
 
 def by_kind(spec: GemmSpec, architecture: target.Target) -> Route:
     """What dtypes, prologues and architecture allow."""
     if target.simulating():
         return Route(PORTABLE, "the simulator runs Python; it has no tensor cores")
+    route, plain = _as_they_are(spec, architecture), plain_spec(spec)
+    if route.path != PORTABLE or plain == spec or spec.accumulate.startswith("int"):
+        return route
+    other = _as_they_are(plain, architecture)
+    if other.path == PORTABLE:
+        return route
+    return Route(other.path, f"{_made(spec, plain)} first ({route.reason}); {other.reason}", plain=plain)
+
+
+def _made(spec: GemmSpec, plain: GemmSpec) -> str:
+    """What is done to the operands, in words."""
+    told = []
+    for name, have, want, prologue in (("a", spec.a_dtype, plain.a_dtype, spec.prologue_a),
+                                       ("b", spec.b_dtype, plain.b_dtype, spec.prologue_b)):  # fmt: skip
+        if prologue is not None:
+            told.append(f"{name} is copied through its prologue, as {want}")
+        elif have != want:
+            told.append(f"{name} is copied as {want}")
+    return ", ".join(told)
+
+
+def _as_they_are(spec: GemmSpec, architecture: target.Target) -> Route:
+    """The same for operands that nothing is done to."""
     plain = spec.prologue_a is None and spec.prologue_b is None and (spec.out_dtype in STORED_BYTES or spec.whole)
     if spec.kind in ("tf32", "s8") and architecture.major == 9 and plain:
         return Route(WARPGROUP, f"{_NAMES[spec.kind]} on {architecture}: tensor copies and warpgroup products")
@@ -204,6 +240,14 @@ def by_shape(
     spec: GemmSpec, architecture: target.Target, a: Matrix, b: Matrix, d: Matrix, c_dtype: str | None = None
 ) -> Route:
     """The same for given operands, and a c of this dtype if one is read."""
+    kind = by_kind(spec, architecture)
+    if kind.plain is not None and max(d.rows, d.columns, a.columns) <= _MAX_LENGTH:
+        from devkernels.kernels.gemm_aligned import converting
+
+        copies = converting(spec, kind.plain)
+        a, b = (x if copy is None else copy.placed(x) for x, copy in zip((a, b), copies, strict=True))
+        route = by_shape(kind.plain, architecture, a, b, d, c_dtype)
+        return Route(route.path, f"{kind.reason.split(';')[0]}; {route.reason}", plain=kind.plain)
     tiling = small_tiling(spec, a, b, d, c_dtype is not None, architecture)
     if tiling is not None and not (spec.accumulate != "float32" and c_dtype in TENSOR_DTYPES):
         if isinstance(tiling, packed.PackedTiling):
@@ -211,7 +255,7 @@ def by_shape(
         else:
             how = "a warp each, on tensor cores" if tiling.in_warps else "a thread for each row"
         return Route(SMALL, f"{d.batch} products of {d.rows} x {d.columns} x {a.columns}: {how}")
-    route = by_kind(spec, architecture)
+    route = kind
     if max(d.rows, d.columns, a.columns) > _MAX_LENGTH:
         return Route(PORTABLE, "an axis is longer than 2**31 - 512")
     if route.path == STAGED and spec.accumulate != "float32" and c_dtype in TENSOR_DTYPES:

@@ -18,6 +18,7 @@ from devkernels.canonical import digest
 from devkernels.errors import DevkernelsError
 from devkernels.kernels import arrays
 from devkernels.kernels.gemm_route import STAGED, WARPGROUP, GemmSpec, Matrix, Route
+from devkernels.launch import driver, streams
 
 _KIND, _FORMAT = "plan", 1
 _LAUNCHES, _TURNS = 5, 9
@@ -57,14 +58,27 @@ def key_of(spec: GemmSpec, route: Route, a: Matrix, b: Matrix, d: Matrix, has_c:
     return digest("gemm", kinds, steps, matrices, has_c, route.path, str(target.current_target()), _FORMAT)
 
 
+def known(key: str) -> Knobs | None:
+    """What the cache says, without a measurement."""
+    kept = cache.get(_KIND, key)
+    return None if kept is None else Knobs(**json.loads(kept))
+
+
+def capturing(like: Any, stream: Any) -> bool:
+    """Whether a CUDA graph is being captured where a launch on arrays like this one would go."""
+    kind = arrays.library(like, "a")
+    with arrays.on_stream(like, stream):
+        current = streams.current_torch(like.get_device()) if kind == "torch" else streams.current_cupy()
+        return driver.capturing(current())
+
+
 def tuned(key: str, route: Route, like: Any, launch: Callable[[Knobs], Callable[[], None]]) -> Knobs:
     """The fastest choice: from the cache, or measured now. ``launch(knobs)`` gives a function that multiplies once."""
     found = candidates(route)
     if len(found) == 1:
         return found[0]
-    kept = cache.get(_KIND, key)
-    if kept is not None:
-        return Knobs(**json.loads(kept))
+    if (kept := known(key)) is not None:
+        return kept
     best = _measure(found, like, launch)
     cache.put(_KIND, key, json.dumps(dataclasses.asdict(best)).encode())
     return best

@@ -191,6 +191,13 @@ def multiprocessors(device: int) -> int:
     return _device_attribute(device, _MULTIPROCESSORS)
 
 
+def capturing(stream: int) -> bool:
+    """Whether a CUDA graph is being captured on a stream."""
+    status = _int()
+    check(library().cuStreamIsCapturing(_void_p(stream), ctypes.byref(status)), "Asking a stream")
+    return status.value != 0
+
+
 @contextlib.contextmanager
 def _loading_while_capturing() -> Iterator[None]:
     """Within this block, this thread may load code although some stream is being captured.

@@ -69,16 +69,85 @@ def test_tensor_cores_at_any_alignment(orders, rng):
 @pytest.mark.parametrize(
     ("dtype", "wide"),
     [("uint8", "i4"), ("int16", "i8"), ("int32", "i8"), (("float16", "float32"), "f4"),
-     (("float32", "complex64"), "c8")],
+     (("float32", "complex64"), "c8"), (("int8", "uint8"), "i4")],
 )  # fmt: skip
-def test_portable_edges(dtype, wide, rng):
+def test_portable_edges_and_mixed_dtypes(dtype, wide, rng):
     product = devkernels.make_gemm(dtype)
-    assert "\nportable:" in product.describe()
+    assert ("\nportable:" in product.describe()) is (wide[0] == "i")
+    assert ("is copied as" in product.describe()) is (wide[0] != "i")
     kinds = dtype if isinstance(dtype, tuple) else (dtype, dtype)
     for m, n, k in [*(tuple(map(int, rng.choice(LENGTHS, 3))) for _ in range(15)), (1, 1, 1), (131, 67, 257)]:
         a, b = (cupy.asarray(integers(rng, s, d)) for s, d in zip(((m, k), (k, n)), kinds, strict=True))
         got = product(a, b)
         assert bool(cupy.array_equal(got, (a.astype(wide) @ b.astype(wide)).astype(got.dtype))), (m, n, k)
+
+
+@pytest.mark.parametrize("orders", list(itertools.product("CF", repeat=2)))
+@pytest.mark.parametrize(
+    ("dtype", "accumulate", "path"),
+    [("float16", None, "warpgroup"), ("float32", None, "staged"), ("complex64", None, "staged"),
+     ("int8", "float32", "staged"), ("int16", None, "portable")],
+)  # fmt: skip
+def test_prologues(dtype, accumulate, path, orders, rng):
+    """Every element knows its place; fast main loops on copies, also of batches; b also untouched."""
+    both = devkernels.make_gemm(dtype, accumulate=accumulate, prologue_a=lambda x, row, column: x + row % 2,
+                                prologue_b=lambda x, row, column: x - column % 3)  # fmt: skip
+    alone = devkernels.make_gemm(dtype, accumulate=accumulate, prologue_a=lambda x, row, column: x * (column % 2))
+    for batch, m, n, k in ((), 131, 136, 72), ((), 5, 3, 1), ((3,), 70, 40, 33), ((20,), 16, 16, 16):
+        a, b = (cupy.asarray(integers(rng, (*batch, *s), dtype), order=o)
+                for s, o in zip(((m, k), (k, n)), orders, strict=True))  # fmt: skip
+        wide = {"f": "f8", "c": "c16", "i": "i8"}[a.dtype.kind]
+        rows, columns, inner = (cupy.arange(x).astype(wide) for x in (m, n, k))
+        left, right = a.astype(wide) + (rows % 2)[:, None], b.astype(wide) - columns % 3
+        for _ in range(2):  # the second call takes the quick way, in the plan's memory
+            got = both(a, b)
+            assert bool(cupy.array_equal(got, (left @ right).astype(got.dtype))), (m, n, k)
+        if batch != (20,):
+            assert f"\n{path}:" in both.describe(a, b)
+            assert ("is copied through its prologue" in both.describe(a, b)) is (path != "portable")
+        got = alone(a, b)
+        assert bool(cupy.array_equal(got, ((a.astype(wide) * (inner % 2)) @ b.astype(wide)).astype(got.dtype)))
+
+
+def test_copied_operands_share_memory_in_turn(rng):
+    """Of calls on several streams, while graphs are captured, bound, and after more shapes than are remembered."""
+    product = devkernels.make_gemm("float16", out_dtype="float32", prologue_a=lambda x, row, column: x + 1)
+    b = cupy.asarray(integers(rng, (40, 48), "f2"))
+    wide, streams = b.astype("f4"), [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+    outs, lefts = [], []
+    cupy.cuda.runtime.deviceSynchronize()
+    for i in range(12):
+        a = cupy.asarray(integers(rng, (300 + 8 * (i % 11), 40), "f2"))
+        out = cupy.full((a.shape[0], 48), cupy.nan, "f4")
+        cupy.cuda.runtime.deviceSynchronize()
+        with streams[i % 3]:
+            for _ in range(3):
+                product(a, b, out=out)
+        product(a, b, out=out, stream=streams[(i + 1) % 3])
+        outs.append(out)
+        lefts.append(a)
+    cupy.cuda.runtime.deviceSynchronize()
+    for a, out in zip(lefts, outs, strict=True):
+        assert bool(cupy.array_equal(out, (a.astype("f4") + 1) @ wide))
+    a, out, stream = lefts[0], outs[0], streams[0]
+    run = product.bind(a, b, out=out)
+    for wanted in (2, 3):
+        a[...] = wanted
+        out.fill(cupy.nan)
+        run()
+        assert bool(cupy.array_equal(out, (a.astype("f4") + 1) @ wide))
+    cupy.cuda.runtime.deviceSynchronize()
+    with stream:
+        stream.begin_capture()
+        product(a, b, out=out)
+        run()
+        graph = stream.end_capture()
+        for wanted in (4, 5):
+            a[...] = wanted
+            out.fill(cupy.nan)
+            graph.launch(stream)
+            stream.synchronize()
+            assert bool(cupy.array_equal(out, (a.astype("f4") + 1) @ wide))
 
 
 @pytest.mark.parametrize("orders", list(itertools.product("CF", repeat=3)))

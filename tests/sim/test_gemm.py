@@ -172,6 +172,12 @@ def test_prologues(generator):
     np.testing.assert_array_equal(product(a, b), want)
 
 
+def test_prologues_of_16_bit_floats_are_rounded():
+    a, b = np.full((1, 1), 2048, "f2"), np.ones((1, 1), "f2")
+    product = devkernels.make_gemm("float16", out_dtype="float32", prologue_a=lambda x, row, column: np.float32(x) + 1)
+    assert product(a, b)[0, 0] == 2048
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "complex64"])
 def test_chain_of_two_products(generator, dtype):
     a, b, c = (integers(generator, s, dtype) for s in ((9, 5), (5, 7), (7, 6)))
