@@ -5,12 +5,14 @@ In: a `GemmSpec`; the target that is compiled for. Out: kernels with their signa
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from devkernels import target
 from devkernels.compiler.image import Parameter
 from devkernels.kernels import gemm_aligned
 from devkernels.kernels.gemm_kernels import portable_kernel, staged_kernel, tensor_kernel
 from devkernels.kernels.gemm_route import PORTABLE, STAGED, TENSOR_DTYPES, WARPGROUP, GemmSpec, by_kind
-from devkernels.kernels.gemm_warpgroup import warpgroup_kernel
+from devkernels.kernels.gemm_warpgroup import TILES, warpgroup_kernel
 from devkernels.matrix import finish, portable, staged, tensor, warpgroup
 from devkernels.matrix.steps import operands_of, takes_all
 
@@ -71,10 +73,16 @@ def image_sources(spec: GemmSpec) -> dict[str, tuple]:
             words = Parameter("maps", "tuple", items=(Parameter("", "scalar", "int64"),) * warpgroup.MAP_WORDS)
             lengths = tuple(Parameter(n, "scalar", "int64") for n in ("rows", "columns", "steps", "batches"))
             tiling = warpgroup.Tiling(kind=spec.kind, b_turned=rows, to_float=spec.kind == "s8" and not spec.whole)
-            kernel = warpgroup_kernel(spec, tiling, end)
             dense = tuple(_array(n, spec.out_dtype, 3, "C") for n in ("c", "d"))
             signature = (words, *lengths, *rest[:2], *dense, rest[2])
-            notes |= {"block": warpgroup.THREADS, "shared": tiling.shared_bytes}
+            for down, across in TILES:
+                tiling = replace(tiling, rows=down, columns=across)
+                tile = {"block": warpgroup.THREADS, "shared": tiling.shared_bytes, "tile": [down, across]}
+                size = "" if (down, across) == (128, 128) else f"_{down}x{across}"
+                sources[f"{name}_b_{'rows' if rows else 'columns'}{size}"] = (
+                    warpgroup_kernel(spec, tiling, end), signature, notes | tile
+                )  # fmt: skip
+            continue
         elif route.path == STAGED:
             tiling = staged.StagedTiling(
                 spec.a_dtype, staged.Operand(True), staged.Operand(not rows), spec.out_dtype, d_wide=True,

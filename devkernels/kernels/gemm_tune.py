@@ -20,7 +20,7 @@ from devkernels.kernels import arrays
 from devkernels.kernels.gemm_route import STAGED, WARPGROUP, GemmSpec, Matrix, Route
 from devkernels.launch import driver, streams
 
-_KIND, _FORMAT = "plan", 1
+_KIND, _FORMAT = "plan", 2
 _LAUNCHES, _TURNS = 5, 9
 
 
@@ -30,6 +30,8 @@ class Knobs:
 
     stages: int | None = None  # of the ring of slices in shared memory
     band: int | None = None  # rows of tiles that are worked on together (warpgroup)
+    rows: int | None = None  # of a tile (warpgroup)
+    columns: int | None = None
     small: bool | None = None  # tiles with half the rows and columns (staged)
 
     def of(self, tiling: Any) -> Any:
@@ -44,9 +46,10 @@ USUAL = Knobs()
 def candidates(route: Route) -> list[Knobs]:
     """Choices worth measuring, that of the rules first."""
     if route.path == WARPGROUP:
-        return [USUAL, *(Knobs(stages, band) for stages in (4, 6) for band in (8, 16, 32))]
+        large = [Knobs(stages, band, 128, 128) for stages in (4, 6) for band in (8, 16, 32)]
+        return [USUAL, *large, *(Knobs(6, 16, rows, columns) for rows, columns in ((128, 64), (64, 128), (64, 64)))]
     if route.path == STAGED:
-        return [USUAL, *(Knobs(stages, None, small) for stages in (3, 4) for small in (False, True))]
+        return [USUAL, *(Knobs(stages, small=small) for stages in (3, 4) for small in (False, True))]
     return [USUAL]
 
 

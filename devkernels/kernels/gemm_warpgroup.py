@@ -6,6 +6,7 @@ In: a `GemmSpec` and what is known of checked arrays. Out: a `Prepared` launch, 
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import Any
 
 from devkernels.compiler import elf
@@ -31,14 +32,17 @@ def prepare(
         a_batched=a.batch > 1, b_batched=b.batch > 1, to_float=spec.kind == "s8" and not spec.whole,
         stages=warpgroup.Tiling.stages_for(spec.steps, c is not None),
     )  # fmt: skip
-    tiling = knobs.of(tiling)
+    blocks = driver.multiprocessors(driver.current_device())
+    tiling = knobs.of(replace(tiling, **dict(zip(("rows", "columns"), tile_for(d, blocks), strict=True))))
     end = finish_for(spec, d, None if c is None else as_matrix(arrays.describe(c, "c")), extra)
     kernel = warpgroup_kernel(spec, tiling, end)
     rows, columns, batch, steps = d.rows, d.columns, d.batch, -(-a.columns // tiling.depth)
-    tiles = -(-rows // warpgroup.ROWS) * -(-columns // warpgroup.COLUMNS) * batch
-    grid = min(driver.multiprocessors(driver.current_device()), tiles)
+    tiles = -(-rows // tiling.rows) * -(-columns // tiling.columns) * batch
+    grid = min(blocks, tiles)
     launch = kernel[grid, warpgroup.THREADS, stream, tiling.shared_bytes]
-    maps = (0,) * warpgroup.PAD_WORDS + _map(a, tiling.a_turned, tiling.depth) + _map(b, tiling.b_turned, tiling.depth)
+    maps = (0,) * warpgroup.PAD_WORDS + (
+        *_map(a, tiling.a_turned, tiling.depth, tiling.rows), *_map(b, tiling.b_turned, tiling.depth, tiling.columns)
+    )  # fmt: skip
 
     def arrange(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> tuple:
         d = batched_view(d, batch)
@@ -51,6 +55,20 @@ def prepare(
             _CHECKED.add(kernel)
 
     return Prepared(launch, arrange, check)
+
+
+# Tiles, and the time of one beside a tile of 128 x 128: what is loaded for each product grows as tiles get smaller.
+TILES = {(128, 128): 1.0, (128, 64): 0.6, (64, 64): 0.4}
+
+
+def tile_for(d: Matrix, blocks: int) -> tuple[int, int]:
+    """Rows and columns of the tiles with which all blocks are done first."""
+
+    def cost(tile: tuple[int, int]) -> float:
+        tiles = -(-d.rows // tile[0]) * -(-d.columns // tile[1]) * d.batch
+        return -(-tiles // blocks) * TILES[tile]
+
+    return min(TILES, key=cost)
 
 
 _CHECKED: weakref.WeakSet = weakref.WeakSet()
@@ -75,7 +93,7 @@ def warpgroup_kernel(spec: GemmSpec, tiling: warpgroup.Tiling, end: finish.Finis
     return Kernel(function, Options(launch_bounds=warpgroup.THREADS, arch_specific=True))
 
 
-def _map(x: Matrix, turned: bool, depth: int) -> tuple[int, ...]:
+def _map(x: Matrix, turned: bool, depth: int, lines: int) -> tuple[int, ...]:
     """Words of a tensor map, as signed numbers. `turned`: the axis that is not the inner dimension is contiguous."""
     from devkernels.matrix.tensor_map import encode
 
@@ -83,7 +101,7 @@ def _map(x: Matrix, turned: bool, depth: int) -> tuple[int, ...]:
     apart = x.strides[0] if x.batch > 1 else x.pitch * outer
     return encode(
         x.pointer, x.dtype, x.itemsize, (inner, outer, x.batch), (x.pitch, apart),
-        (depth, depth if turned else warpgroup.ROWS, 1),
+        (depth, depth if turned else lines, 1),
     )  # fmt: skip
 
 

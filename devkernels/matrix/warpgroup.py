@@ -3,9 +3,10 @@
 In: a `Tiling` and a device function that finishes 64 columns of a tile. Out: a kernel as a Python function.
 
 A block has three warpgroups. One thread of the first fills a ring of stages with 64-wide slices of a and b. Each of the
-other two works on a 128 x 128 tile of its own: while one multiplies, the other finishes its tile, so that the tensor
-cores never wait for an epilogue. The two take turns at the ring; a turn is over when its last slice has arrived.
-(The scheme is that of CUTLASS's "pingpong" kernels; PTX ISA, sections on wgmma, mbarrier and cp.async.bulk.tensor.)
+other two works on a tile of its own, of 64 or 128 rows and columns: while one multiplies, the other finishes its tile,
+so that the tensor cores never wait for an epilogue. The two take turns at the ring; a turn is over when its last slice
+has arrived. (The scheme is that of CUTLASS's "pingpong" kernels; PTX ISA, sections on wgmma, mbarrier and
+cp.async.bulk.tensor.)
 """
 
 from __future__ import annotations
@@ -18,12 +19,9 @@ import numpy as np
 from devkernels.lazy import cuda
 from devkernels.matrix.memory_sizes import EIGHTS, Spread
 
-ROWS = COLUMNS = 128  # of a tile
 LINE = 128  # bytes of the inner dimension in a stage: the width of the swizzle
 THREADS = 384
-MATRIX_BYTES = ROWS * LINE
 ITEM = {"f16": 2, "bf16": 2, "tf32": 4, "s8": 1}  # bytes of an element, by its name in PTX
-STAGE_BYTES = 2 * MATRIX_BYTES
 SLAB_BYTES = 16 * 64 * 4  # of one warp; see devkernels/matrix/tile.py
 PAD_WORDS = 6  # before the tensor maps, see `make_kernel`
 MAP_WORDS = PAD_WORDS + 2 * 16
@@ -41,6 +39,8 @@ class Tiling:
     b_batched: bool = False
     band: int = 16  # rows of tiles that are worked on together, for the L2 cache
     to_float: bool = False  # sums of int8 become float32 before they are finished
+    rows: int = 128  # of a tile: 64 or 128
+    columns: int = 128
 
     @staticmethod
     def stages_for(steps: tuple, has_c: bool) -> int:
@@ -53,9 +53,14 @@ class Tiling:
         return LINE // ITEM[self.kind]
 
     @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage: a slice of a, and one of b."""
+        return (self.rows + self.columns) * LINE
+
+    @property
     def slab_offset(self) -> int:
         """Where in shared memory the slabs of the eight working warps begin."""
-        return self.stages * STAGE_BYTES
+        return self.stages * self.stage_bytes
 
     @property
     def barrier_offset(self) -> int:
@@ -88,20 +93,21 @@ def make_kernel(tiling: Tiling, prepare: Callable, finish: Callable, spread: Spr
     from devkernels.matrix import ptx, tile
 
     t, u32, u64 = tiling, np.uint32, np.uint64
-    STAGES, STAGE, MATRIX, BAND = u32(t.stages), u32(STAGE_BYTES), u32(MATRIX_BYTES), u32(t.band)
+    STAGES, STAGE, MATRIX, BAND = u32(t.stages), u32(t.stage_bytes), u32(t.rows * LINE), u32(t.band)
     SLABS, SLAB, BARRIERS = u32(t.slab_offset), u32(SLAB_BYTES), u32(t.barrier_offset)
     A_TURNED, B_TURNED, A_BATCHED, B_BATCHED = t.a_turned, t.b_turned, t.a_batched, t.b_batched
     (a_bits, a_step), (b_bits, b_step) = descriptor(t.a_turned), descriptor(t.b_turned)
     A_BITS, B_BITS, HALF = u64(a_bits), u64(b_bits), u64(64 * 128 // 16)
     zero, one, two, three, four, eight, sixteen = map(u32, (0, 1, 2, 3, 4, 8, 16))
-    tile_rows, tile_columns, box_bytes, depth = u32(ROWS), u32(COLUMNS), u32(8192), u32(t.depth)
-    product = ptx.make_product(t.kind, COLUMNS, LINE // 32, a_step, b_step, t.a_turned, t.b_turned)
-    integers, TO_FLOAT = ptx.make_integers(COLUMNS // 2, False), t.to_float
-    settle = ptx.make_settle(COLUMNS // 2)
-    put0, put1 = tile.make_put(0), tile.make_put(1)
+    tile_rows, tile_columns, box_bytes, depth = u32(t.rows), u32(t.columns), u32(64 * LINE), u32(t.depth)
+    TALL, WIDE = t.rows == 128, t.columns == 128
+    product = ptx.make_product(t.kind, t.columns, LINE // 32, a_step, b_step, t.a_turned, t.b_turned)
+    integers, TO_FLOAT = ptx.make_integers(t.columns // 2, False), t.to_float
+    settle = ptx.make_settle(t.columns // 2)
+    put0, put1 = tile.make_put(0), tile.make_put(1 if t.columns == 128 else 0)
     EIGHT = spread == EIGHTS
     get = tile.make_get() if EIGHT else tile.make_get_singles()
-    map_a, map_b, COUNT = PAD_WORDS, PAD_WORDS + 16, COLUMNS // 2
+    map_a, map_b, COUNT = PAD_WORDS, PAD_WORDS + 16, t.columns // 2
     barrier_init, barrier_expect, barrier_arrive = ptx.barrier_init, ptx.barrier_expect, ptx.barrier_arrive
     barrier_wait, fence_barrier_init, copy_tile = ptx.barrier_wait, ptx.fence_barrier_init, ptx.copy_tile
     prefetch_map, parameter_address, shared_address = ptx.prefetch_map, ptx.parameter_address, ptx.shared_address
@@ -124,18 +130,19 @@ def make_kernel(tiling: Tiling, prepare: Callable, finish: Callable, spread: Spr
 
     @cuda.jit(device=True, forceinline=True)
     def finish_half(acc, slab, lane, batch, row, column, rows, columns, alpha, beta, c, d, extra):
-        """Finish the 16 rows of a warp and both halves of its 128 columns."""
+        """Finish the 16 rows of a warp, 64 columns at a time."""
         values = cuda.local.array(32, np.float32)
         cuda.syncwarp()
         put0(acc, slab, lane)
         cuda.syncwarp()
         get(values, slab, lane)
         finish(values, batch, row, column, rows, columns, alpha, beta, c, d, extra)
-        cuda.syncwarp()
-        put1(acc, slab, lane)
-        cuda.syncwarp()
-        get(values, slab, lane)
-        finish(values, batch, row, column + u32(64), rows, columns, alpha, beta, c, d, extra)
+        if WIDE:
+            cuda.syncwarp()
+            put1(acc, slab, lane)
+            cuda.syncwarp()
+            get(values, slab, lane)
+            finish(values, batch, row, column + u32(64), rows, columns, alpha, beta, c, d, extra)
 
     def gemm(maps, rows, columns, steps, batches, alpha, beta, c, d, extra):
         a_map, b_map = parameter_address(map_a), parameter_address(map_b)
@@ -175,13 +182,15 @@ def make_kernel(tiling: Tiling, prepare: Callable, finish: Callable, spread: Spr
                         barrier_expect(ready, STAGE)
                         if A_TURNED:
                             copy_tile(own, a_map, ready, m0, k0, a_batch)
-                            copy_tile(own + box_bytes, a_map, ready, m0 + u32(64), k0, a_batch)
+                            if TALL:
+                                copy_tile(own + box_bytes, a_map, ready, m0 + u32(64), k0, a_batch)
                         else:
                             copy_tile(own, a_map, ready, k0, m0, a_batch)
                         own += MATRIX
                         if B_TURNED:
                             copy_tile(own, b_map, ready, n0, k0, b_batch)
-                            copy_tile(own + box_bytes, b_map, ready, n0 + u32(64), k0, b_batch)
+                            if WIDE:
+                                copy_tile(own + box_bytes, b_map, ready, n0 + u32(64), k0, b_batch)
                         else:
                             copy_tile(own, b_map, ready, k0, n0, b_batch)
                         stage += one
@@ -207,7 +216,8 @@ def make_kernel(tiling: Tiling, prepare: Callable, finish: Callable, spread: Spr
                 batch, row, column = locate(number, tiles_m, tiles_n)
                 lap = divide(slot, STAGES)
                 stage, phase = slot - lap * STAGES, lap & one
-                prepare(batch, row * tile_rows + mine, column * tile_columns, rows, columns, c, extra)
+                if TALL or mine < tile_rows:
+                    prepare(batch, row * tile_rows + mine, column * tile_columns, rows, columns, c, extra)
                 barrier_wait(my_turn, turn)
                 turn ^= one
                 for step in range(slices):
@@ -217,7 +227,8 @@ def make_kernel(tiling: Tiling, prepare: Callable, finish: Callable, spread: Spr
                     b_place = B_BITS | u64((own + MATRIX) >> four)
                     product_fence()
                     product(upper, a_place, b_place, u32(step))
-                    product(lower, a_place + HALF, b_place, u32(step))
+                    if TALL:
+                        product(lower, a_place + HALF, b_place, u32(step))
                     product_commit()
                     wait_one()
                     if step > 0 and leader:
@@ -230,16 +241,20 @@ def make_kernel(tiling: Tiling, prepare: Callable, finish: Callable, spread: Spr
                     barrier_arrive(other_turn)
                 wait_all()
                 settle(upper)
-                settle(lower)
                 if TO_FLOAT:
                     integers(upper, one)
-                    integers(lower, one)
+                if TALL:
+                    settle(lower)
+                    if TO_FLOAT:
+                        integers(lower, one)
                 if leader:
                     barrier_arrive(empty + (stage - one if stage > zero else STAGES - one) * eight)
                 row0 = row * tile_rows + warp * sixteen + (lane >> three if EIGHT else zero)
                 column0 = column * tile_columns + ((lane & u32(7)) * eight if EIGHT else lane)
                 finish_half(upper, slab, lane, batch, row0, column0, rows, columns, alpha, beta, c, d, extra)
-                finish_half(lower, slab, lane, batch, row0 + u32(64), column0, rows, columns, alpha, beta, c, d, extra)
+                if TALL:
+                    below = row0 + u32(64)
+                    finish_half(lower, slab, lane, batch, below, column0, rows, columns, alpha, beta, c, d, extra)
                 slot += two * slices
                 number += two * stride
 

@@ -9,6 +9,7 @@ import pytest
 import devkernels
 from devkernels import tolerance
 from devkernels.errors import ArgumentError
+from devkernels.kernels import gemm_warpgroup
 from tests.matmul_cases import integers, poison
 
 cupy = pytest.importorskip("cupy")
@@ -35,9 +36,11 @@ def turned(x):
 
 
 @hopper
+@pytest.mark.parametrize("tile", [(128, 128), (128, 64), (64, 128), (64, 64)])
 @pytest.mark.parametrize("orders", list(itertools.product((padded, turned), repeat=2)))
-def test_every_edge_of_a_tile(orders, rng):
+def test_every_edge_of_a_tile(orders, tile, rng, monkeypatch):
     """float16 in, float32 out, whole numbers: exact, whatever the order of summation."""
+    monkeypatch.setattr(gemm_warpgroup, "TILES", {tile: 1.0})
     product = devkernels.make_gemm("float16", out_dtype="float32")
     shapes = [tuple(rng.choice(LENGTHS, 3)) for _ in range(60)] + [(1, 1, 1), (4, 4, 4), (130, 130, 1), (257, 383, 641)]
     for m, n, k in (tuple(map(int, shape)) for shape in shapes):
