@@ -22,9 +22,15 @@ def built(target="sm_90", **options):
 @pytest.mark.parametrize("epilogue", [None, ("bias", "silu", "residual")])
 def test_warpgroup_products(epilogue):
     images = built(dtype="float16", epilogue=epilogue)
-    assert len(images) == 2  # b in row and in column order
-    for image in images.values():
+    assert len(images) == 6  # b in row and in column order, in tiles of three sizes
+    for name, image in images.items():
         sass = Sass(image)
+        if "x" in name.rpartition("_")[2]:  # a smaller tile
+            assert sass.count("HGMMA") > 0
+            assert sass.between("HGMMA", r"\b(LDL|STL)\b") == 0
+            assert sass.count("STG.E.128") == sass.count("STG") == (8 if name.endswith("128x64") else 4)
+            assert image.registers * warpgroup.THREADS <= 65536
+            continue
         assert str(image.target) == "sm_90a"
         assert sass.count("HGMMA") > 0
         assert sass.count("UTMALDG") >= 2
@@ -48,7 +54,9 @@ def test_warpgroup_products(epilogue):
      (dict(dtype="int8", accumulate="float32", out_dtype="float16", epilogue="column_scale"), "IGMMA.64x128x32")],
 )  # fmt: skip
 def test_tf32_and_int8(options, operation):
-    (image,) = built(**options).values()  # b in column order only
+    images = built(**options)
+    assert all("_b_columns" in name for name in images)  # the only order of b that such products read
+    (image,) = (image for name, image in images.items() if name.endswith("_b_columns"))
     sass = Sass(image)
     assert sass.count(operation) >= 8
     assert sass.between(operation[:5], r"\b(LDL|STL)\b") == 0
