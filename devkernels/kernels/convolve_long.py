@@ -98,7 +98,10 @@ class LongRecipe:
 class FourStep:
     """Transforms of one plan: `prepare` for filters, `launch` for rows."""
 
-    def __init__(self, plan: RowPlan, dtype: str, prologue: Callable | None = None, epilogue: Callable | None = None):
+    def __init__(
+        self, plan: RowPlan, dtype: str, prologue: Callable | None = None, epilogue: Callable | None = None,
+        widths: tuple[int, int] | None = None,
+    ):  # fmt: skip
         self.plan, self.dtype = plan, dtype
         self.width = plan.size // plan.columns
         real = not dtype.startswith("complex")
@@ -108,7 +111,7 @@ class FourStep:
         self._halves_filter = real and plan.taps > plan.size
         halves_out = real and plan.lead + plan.hop > plan.size
         options = {halves: dict(frequency_offset=self.offset, real_input=real and not halves) for halves in (0, 1)}
-        there, back = lines(plan.columns, dtype)
+        there, back = widths or lines(plan.columns, dtype)
         light = LIGHT.get(plan.columns)
         columns = [columns_fft(plan.columns, plan.precision, there, light, **options[halves]) for halves in (0, 1)]
         self.columns, self.columns_filter = columns[self._halves_in], columns[self._halves_filter]

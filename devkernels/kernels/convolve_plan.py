@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -230,6 +231,11 @@ def _speed(points: int, speeds: tuple[tuple[int, float], ...]) -> float:
 @functools.lru_cache(maxsize=1024)
 def factors(points: int, precision: str) -> tuple[int, int] | None:
     """(columns' points, rows' points) of a four-step transform: those that are estimated to take the least time."""
+    return next(ranked_factors(points, precision), None)
+
+
+def ranked_factors(points: int, precision: str) -> Iterator[tuple[int, int]]:
+    """All (columns' points, rows' points), those first that are estimated to take the least time."""
     words = word_bytes(precision)
     ranked = []
     for columns in range(2, 2049):
@@ -244,8 +250,7 @@ def factors(points: int, precision: str) -> tuple[int, int] | None:
         ranked.append((cost, -rows, columns, rows))
     for _, _, columns, rows in sorted(ranked):
         if _has_plan(columns, precision) and _has_plan(rows, precision):
-            return columns, rows
-    return None
+            yield columns, rows
 
 
 def _four_step_sizes(precision: str) -> list[int]:

@@ -5,6 +5,7 @@ in: lengths and the window that is wanted. out: a frozen `AxisPlan`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from devkernels.engine import choose
@@ -81,28 +82,45 @@ def window_plans(
     )
 
 
+def axis_variants(length: int, taps: int, dtype: str, mode: str) -> list[AxisPlan]:
+    """Plans of an axis that may be worth measuring, the usual one first."""
+    start, window = convolve_plan.window(mode, length, taps)
+    return list(_axis_plans(length, taps, COMPUTE[dtype], start, window, mode == "circular"))
+
+
 def axis_plan(length: int, taps: int, precision: str, start: int, window: int, circular: bool = False) -> AxisPlan:
     """Plan an axis on which `window` samples from sample `start` are wanted."""
+    return next(_axis_plans(length, taps, precision, start, window, circular))
+
+
+def _axis_plans(
+    length: int, taps: int, precision: str, start: int, window: int, circular: bool
+) -> Iterator[AxisPlan]:  # fmt: skip
     words = convolve_plan.word_bytes(precision)
     lead = 0
     if circular:
         if taps > length:
             raise SpecError(f"mode='circular' needs a filter no larger than the images: {taps} > {length}.")
         if _has_plan(length, words):
-            return AxisPlan(length, length, taps, start, window)
+            yield AxisPlan(length, length, taps, start, window)
+            return
         lead = start = taps - 1
         needed = length + taps - 1
     else:
         # What wraps around must not reach the window: sample n + N of the full convolution lies on sample n.
         needed = max(length, taps, start + window, length + taps - 1 - start)
-    top = choose.largest(words)
+    top, found = choose.largest(words), 0
     for size in sorted(base << k for base in (1, 3, 9) for k in range(1, 15) if 4 <= base << k <= top):
         if size >= needed and _has_plan(size, words):
-            segments = 0 if start < taps - 1 - length else _in_segments(size, taps, window, words)
+            segments = 0 if found or start < taps - 1 - length else _in_segments(size, taps, window, words)
             if segments:
-                return AxisPlan(SEGMENT, length, taps, start, window, lead, segments)
-            return AxisPlan(size, length, taps, start, window, lead)
-    raise UnsupportedSizeError(f"An axis of {length} with {taps} taps needs {needed} points; the most is {top}.")
+                yield AxisPlan(SEGMENT, length, taps, start, window, lead, segments)
+            yield AxisPlan(size, length, taps, start, window, lead)
+            found += 1
+            if found == 2:
+                return
+    if not found:
+        raise UnsupportedSizeError(f"An axis of {length} with {taps} taps needs {needed} points; the most is {top}.")
 
 
 def _in_segments(size: int, taps: int, window: int, words: int) -> int:

@@ -31,7 +31,7 @@ class FFTConvolve:
 
     def __init__(
         self, plan: RowPlan, dtype: str, mode: str, prologue: Callable | None = None,
-        epilogue: Callable | None = None, tune: bool = False,
+        epilogue: Callable | None = None, tune: bool = False, lines: tuple[int, int] | None = None,
     ):  # fmt: skip
         self.plan, self.dtype, self.mode = plan, dtype, mode
         self.prologue, self.epilogue = prologue, epilogue
@@ -42,7 +42,12 @@ class FFTConvolve:
         self.kept: list = []
         self._long: FourStep | None = None
         if plan.method == "four-step":
-            self._long = FourStep(plan, dtype, prologue, epilogue)
+            if tune:
+                from devkernels.kernels import convolve_tune
+
+                found = convolve_tune.four_step(plan, dtype, mode)
+                self.plan, lines = dataclasses.replace(plan, columns=found.columns), found.lines
+            self._long = FourStep(self.plan, dtype, prologue, epilogue, lines)
             self.fft: BlockFFT = self._long.rows
             return
         linear = plan.method == "linear"

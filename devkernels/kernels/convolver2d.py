@@ -57,9 +57,9 @@ class _Recipe:
         return self.itemsize * self.samples, self.itemsize * math.prod(self.shape)
 
 
-def _columns(size: int, precision: str, segments: int = 1) -> BlockFFT:
+def _columns(size: int, precision: str, segments: int = 1, found: choose.Choice | None = None) -> BlockFFT:
     """The transform along columns, several columns in a block, all segments of each."""
-    found = choose.COLUMNS.get((size, word_bytes(precision)))
+    found = found or choose.COLUMNS.get((size, word_bytes(precision)))
     if found is None:
         usual = columns_fft(size, precision).plan
         found = choose.Choice(usual.radices, usual.elements, usual.rows)
@@ -94,7 +94,7 @@ class FFTConvolve2D:
 
     def __init__(
         self, plans: tuple[AxisPlan, AxisPlan], dtype: str, mode: str = "window", prologue: Callable | None = None,
-        epilogue: Callable | None = None,
+        epilogue: Callable | None = None, columns: choose.Choice | None = None,
     ):  # fmt: skip
         self.plans, self.dtype, self.mode = plans, dtype, mode
         self.prologue, self.epilogue = prologue, epilogue
@@ -103,7 +103,7 @@ class FFTConvolve2D:
         precision, (y, x) = COMPUTE[dtype], plans
         self.shape, self.taps, self.out_shape = (y.length, x.length), (y.taps, x.taps), (y.window, x.window)
         self.rows: BlockFFT = block_fft(x.size, precision)
-        self.columns: BlockFFT = _columns(y.size, precision, y.segments)
+        self.columns: BlockFFT = _columns(y.size, precision, y.segments, columns)
         self.kept: list = []
         self.work_limit = _WORK
         self._recipes = Recipes()
@@ -120,7 +120,7 @@ class FFTConvolve2D:
             ),
             convolve_images.rows_inverse_kernel(self.rows, dtype, self._pairs, epilogue, x_written, _segments(x)),
         )
-        self._filter_columns = one = self.columns if y.segments == 1 else _columns(y.size, precision)
+        self._filter_columns = one = self.columns if y.segments == 1 else _columns(y.size, precision, 1, columns)
         self._filter_kernels = (
             convolve_images.rows_forward_kernel(self.rows, dtype, False, False, None),
             convolve_images.columns_spectrum_kernel(one, x.size),

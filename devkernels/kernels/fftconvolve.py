@@ -61,9 +61,12 @@ def make_fftconvolve(
         Device functions ``f(value, row, position)`` applied to each sample on load and on store, inside the kernel: to
         the samples of x (not to the zeros around them) and to those of the result; `row` counts rows of the result.
         Or ``f(value, row, position, extra)``: `extra` is the flat array of that name that calls are given, of any dtype
-        and length, for gates, scales, residuals; which of its elements to read is the function's business.
+        and length, for gates, scales, residuals; which of its elements to read is the function's business. Their
+        derivatives are not known: tensors that require gradients are refused, before anything is launched. To train
+        through a gate, put it beside the convolution, where torch sees it: ``gate * plan(x, h)``.
     tune : bool
-        Measure which plan is fastest on this GPU, once, and keep it (see `block_fft`).
+        Measure which plan is fastest on this GPU, once, with a progress bar, and keep it in the cache: of the block
+        transform (see `block_fft`), or how a four-step transform is split; ``describe()`` says what was chosen.
 
     Returns
     -------

@@ -15,8 +15,13 @@ from devkernels.kernels.convolver2d import FFTConvolve2D
 
 
 @functools.lru_cache(maxsize=128)
-def _planned(shape, taps, dtype, mode, prologue, epilogue) -> FFTConvolve2D:
-    return FFTConvolve2D(axis_plans(shape, taps, dtype, mode), dtype, mode, prologue, epilogue)
+def _planned(shape, taps, dtype, mode, prologue, epilogue, tune=False) -> FFTConvolve2D:
+    if not tune:
+        return FFTConvolve2D(axis_plans(shape, taps, dtype, mode), dtype, mode, prologue, epilogue)
+    from devkernels.kernels import convolve_tune
+
+    found = convolve_tune.images(shape, taps, dtype, mode)
+    return FFTConvolve2D(found.plans, dtype, mode, prologue, epilogue, found.columns)
 
 
 def make_fftconvolve2d(
@@ -27,6 +32,7 @@ def make_fftconvolve2d(
     *,
     prologue: Callable | None = None,
     epilogue: Callable | None = None,
+    tune: bool = False,
 ) -> FFTConvolve2D:
     """Plan the convolution of images of `shape` (rows, columns) with filters of shape `taps`.
 
@@ -40,7 +46,11 @@ def make_fftconvolve2d(
         As in `make_fftconvolve`, along both axes.
     prologue, epilogue : callable, optional
         Device functions ``f(value, image, row, column)`` applied to each sample on load and on store, inside the
-        kernels; `image` counts images of the result. With a fifth argument, `extra`, as in `make_fftconvolve`.
+        kernels; `image` counts images of the result. With a fifth argument, `extra`, as in `make_fftconvolve`. They
+        have no gradients: see there.
+    tune : bool
+        Measure on this GPU, once, which transforms of rows and columns are fastest for such images, with a progress
+        bar, and keep the answer in the cache; ``describe()`` says what was chosen.
 
     Returns
     -------
@@ -59,4 +69,4 @@ def make_fftconvolve2d(
         raise SpecError(f"shape={shape!r} and taps={taps!r} must be two positive lengths each.")
     if mode == "valid":
         check_valid(shape, taps)
-    return _planned(tuple(map(int, shape)), tuple(map(int, taps)), name, mode, prologue, epilogue)
+    return _planned(tuple(map(int, shape)), tuple(map(int, taps)), name, mode, prologue, epilogue, tune)
