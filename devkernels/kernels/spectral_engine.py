@@ -111,7 +111,11 @@ def order_kernel(fft: BlockFFT, real_rows: bool):
 def _moves(fft: BlockFFT, dtype: str, part: str, size: int) -> tuple[Callable, Callable]:
     """Device functions ``f(data, row, thread)``: load a row, padded with zeros; store a row, cropped."""
     masked = size != fft.size
-    move = emit.Move(fft.offsets, fft.dtype.name, dtype, part, masked, cache=fft.rows_cache)
+    # Both lengths are known, so that most slots need not ask where they are: asking takes registers, too.
+    inside, within = emit.spans(fft.offsets, fft.stride, 0, size) if masked else emit.UNKNOWN
+    move = emit.Move(
+        fft.offsets, fft.dtype.name, dtype, part, masked, cache=fft.rows_cache, inside=inside, within=within
+    )
     load, store = emit.gather(move), emit.scatter(move)
     if not masked:
         return load, store

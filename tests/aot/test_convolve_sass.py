@@ -3,6 +3,7 @@
 import pytest
 
 import devkernels
+from devkernels.kernels import convolve_rows
 from tests.sass import Sass
 
 
@@ -26,7 +27,9 @@ def check(name, kernel, signature, notes, dtype, plan, ways):
     ("mode", "length", "taps", "dtype"),
     [
         ("circular", 4096, 4096, "complex64"),
+        ("circular", 2048, 2048, "complex64"),
         ("circular", 256, 256, "float32"),
+        ("circular", 4096, 4096, "float32"),
         ("circular", 16384, 16384, "float32"),
         ("causal", 4096, 4096, "float32"),
         ("full", 1000, 1000, "float16"),
@@ -46,6 +49,18 @@ def test_rows(mode, length, taps, dtype):
             assert sass.count("STG") == rows * plan.fft.elements_per_thread, (name, sass.counts)
         if mode == "circular":  # one vote keeps two real rows apart where all is finite
             assert bool(sass.count("BAR.RED", "VOTE")) == (dtype == "float32" and not name.endswith("_filter"))
+
+
+@pytest.mark.parametrize("layout", ["channels", "any"])
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize(("length", "dtype"), [(512, "complex64"), (2048, "complex64"), (4096, "float32")])
+def test_circular_rows_of_each_broadcast(length, dtype, layout, repeats):
+    """A filter per channel, or anything else, and x used again, cost integers and no spills."""
+    fft = devkernels.make_fftconvolve(length, length, dtype, "circular").fft
+    rows = convolve_rows.Rows(dtype, layout, repeats)
+    make = convolve_rows.circular_kernel if dtype.startswith("complex") else convolve_rows.circular_pair_kernel
+    types = f"{dtype}[::1], {fft.dtype.name}[::1], {dtype}[::1]"
+    check((length, dtype, layout, repeats), make(fft, rows), f"void({types}{', int64' * 6})", {}, dtype, fft.plan, 2)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,17 @@ def test_complex_rows(size):
     assert arithmetic <= (fft.plan.operations() + 4.5) * fft.elements_per_thread
 
 
+@pytest.mark.parametrize(("size", "points"), [(500, 512), (1000, 1024), (2000, 2048), (4000, 4096)])
+@pytest.mark.parametrize("dtype", ["complex64", "float32"])
+def test_rows_shorter_than_their_transform(size, points, dtype):
+    """Only slots at the end of a row ask where they are; `compiled` says that nothing is spilled."""
+    fft, sass = compiled(dtype, size, points)
+    last = sum(offset + fft.stride > size > offset for offset in fft.offsets)
+    assert last == 1
+    moves = sum(offset < size for offset in fft.offsets)
+    assert sass.count("STG.E") == moves * (1 if dtype == "complex64" else 2)
+
+
 def test_half_precision_moves_whole_numbers():
     fft, sass = compiled("complex32", 200, 256)
     assert sass.counts["STG.E"] == fft.elements_per_thread  # two float16 each

@@ -159,3 +159,21 @@ def test_graphs_of_torch(work, rng):
         torch.cuda.synchronize()
         assert torch.equal(y, want)
     assert all(bool((other == 7).all()) for other in others)
+
+
+def test_tuning_is_kept(rng, monkeypatch, tmp_path):
+    from devkernels import cache
+    from devkernels.kernels import convolve_tune, fftconvolve
+
+    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
+    candidates = convolve_tune.long_candidates
+    monkeypatch.setattr(convolve_tune, "long_candidates", lambda plan: candidates(plan)[:3])
+    cache.forget()
+    fftconvolve._planned.cache_clear()
+    found = devkernels.make_fftconvolve(50000, 50000, "float32", "causal", tune=True)
+    monkeypatch.setattr(convolve_tune, "_fastest", None)  # a second measurement would fail
+    cache.forget()
+    fftconvolve._planned.cache_clear()
+    kept = devkernels.make_fftconvolve(50000, 50000, "float32", "causal", tune=True)
+    assert kept.plan == found.plan
+    check(kept, random(rng, (2, 50000), "float32"), random(rng, (50000,), "float32"), "float32", "causal")

@@ -38,6 +38,33 @@ def test_modes_and_dtypes(mode, dtype, shape, taps, rng):
     check(rng, (3,), (), shape, taps, mode, dtype)
 
 
+@pytest.mark.parametrize("mode", ["full", "same", "valid"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
+@pytest.mark.parametrize(
+    ("shape", "taps", "segments"),
+    [((1024, 1024), (63, 63), (2, 2)), ((1001, 999), (31, 64), (2, 2)), ((2000, 40), (63, 5), (4, 1)),
+     ((33, 1100), (3, 20), (1, 2))],
+)  # fmt: skip
+def test_axes_in_segments(mode, dtype, shape, taps, segments, rng):
+    plan = devkernels.make_fftconvolve2d(shape, taps, dtype, mode)
+    if mode == "same":
+        assert tuple(axis.segments for axis in plan.plans) == segments
+    check(rng, (3,), (), shape, taps, mode, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_segments_on_a_circle_and_with_several_filters(dtype, rng):
+    check(rng, (2, 3), (3,), (1009, 997), (31, 63), "circular", dtype)
+    x, h = random(rng, (5, 1000, 900), dtype), random(rng, (9, 9), dtype)
+    x[[0, 3], 17, 899] = np.nan
+    got = devkernels.fftconvolve(cupy.asarray(x), cupy.asarray(h), "same", axes=(-2, -1)).get()
+    spoilt = np.isnan(got).reshape(5, -1)
+    assert not spoilt[[1, 2, 4]].any()
+    assert spoilt[[0, 3]].any(axis=1).all()
+    if dtype == "float32":
+        assert spoilt[[0, 3]].all()
+
+
 @pytest.mark.parametrize("shape", [(8, 8), (64, 128), (1024, 1024), (96, 768), (2048, 32)])
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "float64"])
 def test_circular(shape, dtype, rng):
@@ -136,3 +163,23 @@ def test_gradients_through_tiles(rng, monkeypatch):
     assert torch.allclose(tiled, whole, atol=1e-11)
     got, want = (torch.autograd.grad((y * weights).sum(), (x, h)) for y in (tiled, whole))
     assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(got, want, strict=True))
+
+
+def test_tuning_is_kept(rng, monkeypatch, tmp_path):
+    from devkernels import cache
+    from devkernels.kernels import convolve_tune, fftconvolve2d
+
+    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
+    candidates = convolve_tune.image_candidates
+    monkeypatch.setattr(convolve_tune, "image_candidates", lambda *given: candidates(*given)[:2])
+    cache.forget()
+    fftconvolve2d._planned.cache_clear()
+    found = devkernels.make_fftconvolve2d((90, 100), (9, 9), "float32", "same", tune=True)
+    monkeypatch.setattr(convolve_tune, "_fastest", None)  # a second measurement would fail
+    cache.forget()
+    fftconvolve2d._planned.cache_clear()
+    kept = devkernels.make_fftconvolve2d((90, 100), (9, 9), "float32", "same", tune=True)
+    assert kept.plans == found.plans
+    x, h = random(rng, (3, 90, 100), "float32"), random(rng, (9, 9), "float32")
+    want = signal.fftconvolve(x.astype(float), h[None].astype(float), "same", axes=(1, 2))
+    assert relative_error(kept(cupy.asarray(x), cupy.asarray(h)).get(), want) < fft_bound("float32", 1 << 14, 2)

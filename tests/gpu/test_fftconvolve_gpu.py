@@ -59,7 +59,8 @@ def test_circular_double(size, dtype, rng):
 @pytest.mark.parametrize("mode", ["full", "same", "valid", "circular", "causal"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
 @pytest.mark.parametrize(
-    ("length", "taps"), [(1, 1), (2, 1), (97, 97), (449, 31), (1000, 1000), (1001, 64), (30011, 511)]
+    ("length", "taps"),
+    [(1, 1), (2, 1), (97, 97), (449, 31), (1000, 1000), (1001, 64), (16384, 449), (30011, 511), (300000, 97)],
 )
 def test_modes_and_dtypes(mode, dtype, length, taps, rng):
     check(rng, (3, length), (taps,), dtype, mode)
