@@ -6,6 +6,7 @@ in: length and precision, and knobs if wanted. out: a `BlockFFT`.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -79,8 +80,16 @@ class BlockFFT:
     @property
     def offsets(self) -> tuple[int, ...]:
         """Row elements from a thread's first to each of its slots."""
-        width = self.plan.width
-        return tuple(e // width * width * self.stride + e % width for e in range(self.elements_per_thread))
+        return self._offsets(1)
+
+    def _offsets(self, stage: int) -> tuple[int, ...]:
+        width, step = self.plan.width, self.plan.threads_in(stage)
+        return tuple(e // width * width * step + e % width for e in range(self.plan.share(stage)))
+
+    @property
+    def uneven(self) -> bool:
+        """Whether stages take different numbers of threads: kernels then ask `devkernels.engine.uneven` who has what."""
+        return self.plan.uneven
 
     @property
     def rows_cache(self) -> str:
@@ -95,7 +104,7 @@ class BlockFFT:
         """
         if self.max_registers is not None:
             return {"max_registers": self.max_registers}
-        return {"launch_bounds": self.stride * self.ffts_per_block}
+        return {"launch_bounds": math.prod(self.block_dim)}
 
     def launch(self, rows: int, stream: object = 0) -> Launch:
         """Grid, block, stream and shared memory for a kernel that transforms `rows` rows once."""
@@ -105,7 +114,7 @@ class BlockFFT:
     @functools.cached_property
     def spectrum_index(self) -> np.ndarray:
         """Frequency (stride, elements_per_thread) in slot e of thread tx after `forward`."""
-        return index.spectrum_index(self.plan.radices, self.plan.elements, self.plan.groups[-1])
+        return index.spectrum_index(self.plan.radices, self.plan.share(len(self.plan.radices)), self.plan.groups[-1])
 
     def order_filter(self, spectrum: np.ndarray) -> np.ndarray:
         """Natural-order spectra (..., size) in the engine's order: slot e of thread tx reads ``[tx + e * stride]``."""
@@ -113,7 +122,7 @@ class BlockFFT:
         if spectrum.shape[-1:] != (self.size,):
             raise SpecError(f"The spectrum has shape {spectrum.shape}; its last axis must be {self.size}.", spec=self)
         width = self.plan.width
-        held = self.spectrum_index.reshape(self.stride, -1, width)
+        held = self.spectrum_index.reshape(self.plan.threads_in(len(self.plan.radices)), -1, width)
         return np.ascontiguousarray(spectrum[..., held.transpose(1, 0, 2).reshape(-1)])
 
     @functools.cached_property
@@ -153,15 +162,25 @@ class BlockFFT:
     @functools.cached_property
     def load_filter(self):
         """Device function as `load`, for what many rows read: it stays in the L1 cache."""
-        return emit.gather(self._move("often" if self.streamed else ""))
+        load = emit.gather(self._move("often" if self.streamed else "", len(self.plan.radices)))
+        if not self.uneven:
+            return load
+        from devkernels.engine import uneven
+
+        return uneven.of_spectra(self.plan, load)
+
+    @functools.cached_property
+    def store_spectrum(self):
+        """Device function as `store`, by the threads that hold a spectrum."""
+        return emit.scatter(self._move(self.rows_cache, len(self.plan.radices)))
 
     @functools.cached_property
     def store(self):
         """Device function ``store(data, memory, base)``: the reverse of `load`."""
         return emit.scatter(self._move(self.rows_cache))
 
-    def _move(self, cache: str) -> emit.Move:
-        return emit.Move(self.offsets, self.dtype.name, cache=cache, pairs=self.plan.neighbours)
+    def _move(self, cache: str, stage: int = 1) -> emit.Move:
+        return emit.Move(self._offsets(stage), self.dtype.name, cache=cache, pairs=self.plan.neighbours)
 
     def _make(self, sign, filtered=False, **options):
         from devkernels.engine import stages

@@ -51,6 +51,20 @@ class BlockPlan:
     row_words: int
     columns: bool = False  # threadIdx.x runs over the rows of a block: for transforms along columns of memory
     neighbours: bool = False  # a thread's elements are pairs of neighbours in memory too
+    shares: tuple[int, ...] = ()  # uneven plans: elements per thread of each stage, of which `elements` is the most
+
+    @property
+    def uneven(self) -> bool:
+        """Whether stages take different numbers of threads; a thread's row is then not threadIdx.y."""
+        return bool(self.shares)
+
+    def share(self, stage: int) -> int:
+        """Elements that a thread of this stage holds."""
+        return self.shares[stage - 1] if self.shares else self.elements
+
+    def threads_in(self, stage: int) -> int:
+        """Threads per row in a stage."""
+        return self.size // self.share(stage)
 
     @property
     def width(self) -> int:
@@ -59,12 +73,17 @@ class BlockPlan:
 
     @property
     def threads(self) -> int:
-        """Threads per row."""
-        return self.size // self.elements
+        """Threads per row: those that load it."""
+        return self.threads_in(1)
 
     @property
     def block_dim(self) -> tuple[int, int, int]:
-        """Shape of the thread block: threads of a row, rows; the other way round for columns."""
+        """Shape of the thread block: threads of a row, rows; the other way round for columns.
+
+        With uneven stages threads are numbered along x, through all rows.
+        """
+        if self.uneven:
+            return (self.rows * max(self.size // share for share in self.shares), 1, 1)
         return (self.rows, self.threads, 1) if self.columns else (self.threads, self.rows, 1)
 
     @property
@@ -77,10 +96,16 @@ class BlockPlan:
         total = sum(networks.operations(r, s > 0, rotated) / r for s, r in enumerate(self.radices))
         return total + sum(networks.operations(r, s > 0, rotated) / r for s, r in enumerate(self.radices[::-1]))
 
+    def _threads_in_words(self) -> str:
+        if not self.uneven:
+            return f"{self.threads} threads of {self.elements} elements"
+        each = [f"{self.size // share} of {share}" for share in self.shares]
+        return f"threads of so many elements in each stage: {', '.join(each)};"
+
     def describe(self) -> str:
         """Say the plan in words."""
         lines = [
-            f"{self.size} = {' * '.join(map(str, self.radices))}; {self.threads} threads of {self.elements} elements "
+            f"{self.size} = {' * '.join(map(str, self.radices))}; {self._threads_in_words()} "
             f"per row, {self.rows} rows per block; {self.shared_bytes} bytes of shared memory; about "
             f"{self.operations():.1f} floating-point instructions per element both ways"
         ]
@@ -115,24 +140,26 @@ def bank_passes(addresses: np.ndarray, word_bytes: int) -> np.ndarray:
 class _Builder:
     """Search for one plan's groups and layouts."""
 
-    def __init__(self, radices, elements, rows, word_bytes, columns=False, pairs=False, neighbours=False):
+    def __init__(self, radices, shares, rows, word_bytes, columns=False, pairs=False, neighbours=False):
         self.columns, self.pairs, self.neighbours = columns, pairs, neighbours
-        self.radices, self.elements, self.rows, self.word_bytes = radices, elements, rows, word_bytes
+        self.radices, self.shares, self.rows, self.word_bytes = radices, shares, rows, word_bytes
         self.size = index.prefix_products(radices)[-1]
-        self.threads = self.size // elements
         self.count = len(radices)
+        self.counts = {s: self.size // share for s, share in enumerate(shares, start=1)}  # threads per row
+        self.threads = self.counts[1]
         self.lanes = 128 // word_bytes
-        self.options = {s: index.groups(radices, elements, s, neighbours) for s in range(1, self.count + 1)}
+        self.options = {s: index.groups(radices, shares[s - 1], s, neighbours) for s in range(1, self.count + 1)}
         for stage, found in self.options.items():
             if not found:
                 raise SpecError(
-                    f"No plan for {self.size} = {' * '.join(map(str, radices))} with {elements} elements per thread: "
+                    f"No plan for {self.size} = {' * '.join(map(str, radices))} with {shares[stage - 1]} elements per "
+                    f"thread: "
                     f"stage {stage} would need address arithmetic per element; take other radices, or reorder them."
                 )
 
     @functools.cache  # noqa: B019 - lives as long as this short search
     def place(self, stage, group):
-        return index.positions(self.radices, self.elements, stage, group)
+        return index.positions(self.radices, self.shares[stage - 1], stage, group)
 
     @functools.cache  # noqa: B019
     def first_digits(self, stage, group):
@@ -150,7 +177,7 @@ class _Builder:
     def passes(self, layouts, stage, group) -> np.ndarray:
         """Passes per access of this stage's exchange, for each layout; the same for every slot of a thread."""
         words = np.asarray(layouts) @ self.first_digits(stage, group)
-        rows = self.rows if self.columns else min(self.rows, max(1, -(-WARP // self.threads)))
+        rows = self.rows if self.columns else min(self.rows, max(1, -(-WARP // self.counts[stage])))
         starts = np.array([self.row_words(self.words(strides)) for strides in layouts])
         words = words[:, None, :] + (np.arange(rows)[None, :] * starts[:, None])[:, :, None]
         if self.columns:  # neighbouring lanes are neighbouring rows
@@ -192,14 +219,15 @@ class _Builder:
         """Barrier between stages `stage` and `stage` + 1: who holds a position before and after."""
         owner = np.empty((2, self.size), dtype=np.int64)
         for side, s in enumerate((stage, stage + 1)):
-            owner[side, self.place(s, groups[s - 1])] = np.arange(self.threads)[:, None]
-        return self.scope(owner[0], owner[1])
+            owner[side, self.place(s, groups[s - 1])] = np.arange(self.counts[s])[:, None]
+        return self.scope(owner, (self.counts[stage], self.counts[stage + 1]))
 
-    def scope(self, before, after) -> str | None:
+    def scope(self, owners, threads) -> str | None:
+        rows = np.arange(self.rows)[:, None]
         if self.columns:
-            a, b = (who[None, :] * self.rows + np.arange(self.rows)[:, None] for who in (before, after))
+            a, b = (who[None, :] * self.rows + rows for who in owners)
         else:
-            a, b = (who[None, :] + np.arange(self.rows)[:, None] * self.threads for who in (before, after))
+            a, b = (who[None, :] + rows * count for who, count in zip(owners, threads, strict=True))
         if (a == b).all():
             return None
         return "warp" if (a // WARP == b // WARP).all() else "block"
@@ -209,10 +237,10 @@ class _Builder:
         owners = []
         for strides in (before, after):
             who = np.full(row_words, -1, dtype=np.int64)
-            who[index.address(self.radices, strides, self.place(stage, group))] = np.arange(self.threads)[:, None]
+            who[index.address(self.radices, strides, self.place(stage, group))] = np.arange(self.counts[stage])[:, None]
             owners.append(who)
         both = (owners[0] >= 0) & (owners[1] >= 0)
-        return self.scope(owners[0][both], owners[1][both])
+        return self.scope((owners[0][both], owners[1][both]), (self.counts[stage],) * 2)
 
     def group_choices(self):
         """Groups of all stages, those with the fewest block barriers only."""
@@ -295,7 +323,8 @@ class _Builder:
         return sorted({self.strides((p, q, *rest)) for p, q in pads}, key=self.words)
 
     def build(self) -> BlockPlan:
-        common = (self.size, self.radices, self.elements, self.rows, self.word_bytes)
+        common = (self.size, self.radices, max(self.shares), self.rows, self.word_bytes)
+        shares = self.shares if len(set(self.shares)) > 1 else ()
         if self.count == 1:
             return BlockPlan(*common, (self.options[1][0],), (), 0, self.columns, self.neighbours)
         groups, layout = self.choose()
@@ -308,12 +337,12 @@ class _Builder:
             cost = float(sum(self.passes([strides], e, groups[e - 1])[0] for e in (s, s + 1)) / 2)
             pairs = tuple(self.paired(e, groups[e - 1]) for e in (s, s + 1))
             exchanges.append(Exchange(s, strides, self.position_scope(s, groups), reuse, cost, pairs))
-        return BlockPlan(*common, groups, tuple(exchanges), row_words, self.columns, self.neighbours)
+        return BlockPlan(*common, groups, tuple(exchanges), row_words, self.columns, self.neighbours, shares)
 
 
 @functools.lru_cache(maxsize=4096)
 def make_plan(
-    radices: tuple[int, ...], elements: int, rows: int = 1, word_bytes: int = 8, columns: bool = False,
+    radices: tuple[int, ...], elements: int | tuple[int, ...], rows: int = 1, word_bytes: int = 8, columns: bool = False,
     pairs: bool = False, neighbours: bool = False,
 ) -> BlockPlan:  # fmt: skip
     """Plan for given radices.
@@ -322,8 +351,8 @@ def make_plan(
     ----------
     radices : tuple of int
         2 to 64 each (beyond 32 registers are short); their product is the length.
-    elements : int
-        Elements per thread, a multiple of every radix.
+    elements : int or tuple of int
+        Elements per thread, a multiple of every radix; or of each stage, a multiple of its radix.
     rows : int
         Rows per block.
     word_bytes : int
@@ -336,13 +365,16 @@ def make_plan(
         A thread's elements are to be pairs of neighbours in memory: twice as many as the first radix, with `pairs`.
     """
     pairs = pairs and word_bytes == 8 and radices[-1] % 2 == 0
+    shares = tuple(elements) if isinstance(elements, tuple) else (elements,) * len(radices)
     if neighbours and not (pairs and elements == 2 * radices[0] and len(radices) > 1):
         raise SpecError(f"Neighbours need pairs, and {elements} elements to be twice the first radix of {radices}.")
     if not radices or any(not 2 <= r <= 64 for r in radices):
         raise SpecError(f"Radices {radices} must be numbers from 2 to 64.")
-    if any(elements % r for r in radices):
+    if len(shares) != len(radices) or any(share % r for share, r in zip(shares, radices, strict=True)):
         raise SpecError(f"{elements} elements per thread are not a multiple of every radix of {radices}.")
     size = index.prefix_products(radices)[-1]
-    if size % elements:
+    if any(size % share for share in shares):
         raise SpecError(f"{elements} elements per thread do not divide the length {size} of radices {radices}.")
-    return _Builder(tuple(radices), elements, rows, word_bytes, columns, pairs, neighbours).build()
+    if columns and len(set(shares)) > 1:
+        raise SpecError("Columns take as many threads in every stage.")
+    return _Builder(tuple(radices), shares, rows, word_bytes, columns, pairs, neighbours).build()

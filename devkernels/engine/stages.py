@@ -54,7 +54,7 @@ def word_of(plan: BlockPlan, stage: int, strides: tuple[int, ...]) -> Callable:
     """Device function: word where the layout `strides` keeps the thread's first element in `stage`."""
     radix = plan.radices[stage - 1]
     span = plan.size // index.prefix_products(plan.radices)[stage]
-    group, held = _u(plan.groups[stage - 1]), _u(plan.groups[stage - 1] * (plan.elements // radix))
+    group, held = _u(plan.groups[stage - 1]), _u(plan.groups[stage - 1] * (plan.share(stage) // radix))
     below, block = _u(span), _u(span * radix)
     # Word = position + one pad for each digit boundary passed.
     units = [int(np.prod(plan.radices[d + 1 :], dtype=np.int64)) for d in range(len(plan.radices))]
@@ -81,7 +81,7 @@ def _with_pad(word, place, unit, pad):
 
 def offsets_of(plan: BlockPlan, stage: int, strides: tuple[int, ...]) -> tuple[int, ...]:
     """Words from the thread's first element to each of its slots."""
-    place = index.positions(plan.radices, plan.elements, stage, plan.groups[stage - 1])[0]
+    place = index.positions(plan.radices, plan.share(stage), stage, plan.groups[stage - 1])[0]
     words = index.address(plan.radices, strides, place)
     return tuple(int(w - words[0]) for w in words)
 
@@ -101,19 +101,47 @@ def exchange(plan: BlockPlan, stage: int, dtype: np.dtype, forward: bool) -> Cal
     write_word, read_word = word_of(plan, source, this.strides), word_of(plan, target, this.strides)
     before, between = barrier(reuse), barrier(this.barrier)
 
-    def step(data, factors, shared, thread, start):
-        before()
+    def write_share(data, factors, shared, thread, start):
         write(data, shared, start + write_word(thread))
-        between()
+
+    def read_share(data, factors, shared, thread, start):
         read(data, shared, start + read_word(thread))
 
+    write_step, read_step = placed(plan, source, write_share), placed(plan, target, read_share)
+
+    def step(data, factors, shared, thread, start):
+        before()
+        write_step(data, factors, shared, thread, start)
+        between()
+        read_step(data, factors, shared, thread, start)
+
     return device_function(step)
+
+
+def placed(plan: BlockPlan, stage: int, step: Callable) -> Callable:
+    """A step of `stage` as it is, or in an uneven plan by those threads of the block that have part in the stage.
+
+    Such a step takes the thread's number in its block; there may be more of them than the stage needs.
+    """
+    step = device_function(step)
+    if not plan.uneven:
+        return step
+    count, words, last = _u(plan.threads_in(stage)), _u(plan.row_words), _u(plan.rows * plan.threads_in(stage))
+
+    def run(data, factors, shared, thread, start):
+        if thread < last:
+            step(data, factors, shared, thread % count, thread // count * words)
+
+    def run_all(data, factors, shared, thread, start):
+        step(data, factors, shared, thread % count, thread // count * words)
+
+    return device_function(run_all if last == plan.block_dim[0] else run)
 
 
 def _stage_indices(plan: BlockPlan, stage: int, upper: bool) -> tuple[Callable, tuple[int, ...]]:
     """Device function for K (or t) of the thread's first butterfly, and what the others add to it."""
     radix = plan.radices[stage - 1]
-    count = plan.elements // radix
+    count = plan.share(stage) // radix
     span = plan.size // index.prefix_products(plan.radices)[stage]
     g = plan.groups[stage - 1]
     firsts = [divmod(index.butterfly(0, i, g, count), span)[0 if upper else 1] for i in range(count)]
@@ -146,7 +174,7 @@ def transform(
     """Step: the butterflies of `stage`, with the twiddles that belong before them."""
     radices, radix = plan.radices, plan.radices[stage - 1]
     products = index.prefix_products(radices)
-    slots = index.slots(radix, plan.elements)
+    slots = index.slots(radix, plan.share(stage))
     table, row, steps, base, weights, common = None, None, (), None, None, False
     if sign < 0 and stage > 1:
         order = products[stage]
@@ -158,7 +186,7 @@ def transform(
     elif sign > 0 and stage < len(radices):
         order = plan.size // products[stage - 1]
         times = tuple(float(t) for t in range(order // radix))
-        common, count, span = bool(offset) and stage == 1, plan.elements // radix, order // radix
+        common, count, span = bool(offset) and stage == 1, plan.share(stage) // radix, order // radix
         row, steps = _stage_indices(plan, stage, upper=False)
         if plan.groups[stage - 1] == 1 and count > 1 and span % count == 0:
             # A thread's butterflies are neighbours: their rows lie apart, so that those of neighbouring threads adjoin.
@@ -187,7 +215,7 @@ def transform(
         def step(data, factors, shared, thread, start):
             run(data, row(thread))
 
-    return device_function(step)
+    return placed(plan, stage, step)
 
 
 def steps(plan: BlockPlan, dtype: np.dtype, sign: int, **options) -> list[Callable]:
@@ -227,7 +255,7 @@ def bind(plan: BlockPlan, run: Callable, filtered: bool) -> Callable:
     words, thread, row = _u(plan.row_words), device_function(_thread), device_function(_row)
     if plan.columns:
         thread, row = row, thread
-    if plan.rows == 1:
+    if plan.rows == 1 or plan.uneven:
         row = device_function(_only_row)
 
     if filtered:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from devkernels.device.inline import device_function
-from devkernels.engine import emit
+from devkernels.engine import emit, uneven
 from devkernels.engine.block_fft import BlockFFT
 from devkernels.kernels.convolve_steps import convolved, each_sample, finish, line_of, spectrum_of
 from devkernels.kernels.lazy_kernel import lazy_kernel
@@ -70,7 +70,10 @@ def _row_functions(rows: Rows):
 def moves(fft: BlockFFT, rows: Rows, part: str, masked: bool, keep: bool = False, adds: bool = False, pairs=False):
     """Load and store of rows, or of one part of them."""
     move = emit.Move(fft.offsets, fft.dtype.name, rows.dtype, part, masked, keep, adds, fft.rows_cache, pairs)
-    return emit.gather(move), emit.scatter(move)
+    load, store = emit.gather(move), emit.scatter(move)
+    if fft.uneven:
+        load = uneven.by_those_that_load(fft.plan, load, masked)  # stores are of rows that there are
+    return load, store
 
 
 @lazy_kernel
@@ -81,8 +84,9 @@ def filter_kernel(fft: BlockFFT, dtype: str):
     """
     real = not dtype.startswith("complex")
     load = emit.gather(emit.Move(fft.offsets, fft.dtype.name, dtype, "real" if real else "both", masked=True))
-    elements, dtype_, size, store = fft.elements_per_thread, fft.dtype, fft.size, fft.store
+    elements, dtype_, size, store = fft.elements_per_thread, fft.dtype, fft.size, fft.store_spectrum
     transform, here, zero = spectrum_of(fft, size), line_of(fft), dtype_.type(0)
+    there = line_of(fft, spectra=True)
 
     def transform_filters(h, spectra, count, length, pitch, skip):
         data = cuda.local.array(elements, dtype_)
@@ -92,6 +96,7 @@ def filter_kernel(fft: BlockFFT, dtype: str):
             data[e] = zero
         load(data, h, min(row, count - 1) * pitch + skip + thread, thread, length)
         transform(data, shared)
+        thread, row = there()
         if row < count:
             store(data, spectra, row * size + thread)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from devkernels.device.inline import device_function
+from devkernels.engine import uneven
 from devkernels.engine.block_fft import BlockFFT
 from devkernels.errors import SpecError
 from devkernels.launch.jit import kernel
@@ -18,9 +19,14 @@ from devkernels.lazy import cuda
 from devkernels.target import simulating
 
 
-def line_of(fft: BlockFFT) -> Callable:
-    """Device function ``f() -> (first, line)``: a thread's first element in its transform, the transform's number."""
+def line_of(fft: BlockFFT, spectra: bool = False) -> Callable:
+    """Device function ``f() -> (first, line)``: a thread's first element in its transform, the transform's number.
+
+    In uneven plans those of a spectrum are others than those of the row.
+    """
     per_block, width = fft.ffts_per_block, fft.plan.width
+    if fft.uneven:
+        return uneven.line_of(fft.plan, len(fft.plan.radices) if spectra else 1)
 
     def of_rows():
         return np.int64(cuda.threadIdx.x) * width, np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
@@ -124,7 +130,7 @@ def each_sample(
 
         return device_function(nothing)
     more = takes_extra(function, 3 if image else 2, "function")
-    function, elements, step = device_function(function), fft.elements_per_thread, fft.stride * pitch
+    function, elements, step = device_function(function), len(fft.offsets), fft.stride * pitch
     width = fft.plan.width
     scalar = fft.dtype.type
     real = np.float32 if fft.dtype == np.complex64 else np.float64
