@@ -1,11 +1,10 @@
 """Rows that are copied into shared memory while the block still works on the row before: sm_90 and later.
 
-in: a `BlockFFT` of one row per block. out: `Areas`, where everything lies, and device functions. The first part of the
-next row comes into an area of its own as soon as the present row has left it, the rest into the exchanges' words once
-the last of them has been read: a whole row would not fit beside them. The rest is brought into the L2 cache with the
-first part, so that it is near when its place is free. The copies are asynchronous, by the multiprocessor's copy engine;
-one thread starts them, barriers in shared memory tell when they have arrived (PTX ISA, sections on cp.async.bulk and
-mbarrier).
+in: a `BlockFFT` of one row per block. out: `Areas`, where everything lies, and device functions. Half of the next row
+comes into an area of its own as soon as the present row has left it, the other half into the exchanges' words once the
+last of them has been read: a whole row would not fit beside them. The copies are asynchronous, by the multiprocessor's
+copy engine; one thread starts them, barriers in shared memory tell when they have arrived (PTX ISA, sections on
+cp.async.bulk and mbarrier).
 
 In the simulator the thread that starts a copy does it, and a barrier's word counts copies.
 """
@@ -31,9 +30,9 @@ _REGISTERS = 1 << 16
 
 @dataclass(frozen=True)
 class Areas:
-    """Shared memory of a block, in words of one complex number: a row's first part, the exchanges, two barriers."""
+    """Shared memory of a block, in words of one complex number: a half row, the exchanges, two barriers."""
 
-    early: int
+    half: int
     exchange: int
     barriers: tuple[int, int]
     words: int
@@ -43,41 +42,27 @@ class Areas:
 class Copies:
     """Device functions of copies into shared memory.
 
-    ``start(shared, barrier)`` before all else, then a block barrier; ``fetch_first(shared, place, barrier, memory,
-    source)`` by one thread: the first part of a row, or with `fetch_rest` the rest, from memory[source];
-    ``prepare(memory, source)`` brings the rest into the L2 cache; ``wait(shared, barrier, turn)``: the copy of that
-    number (from 0) on this barrier has arrived.
+    ``start(shared, barrier)`` before all else, then a block barrier; ``fetch(shared, place, barrier, memory, source)``
+    by one thread: a half row from memory[source]; ``wait(shared, barrier, turn)``: the copy of that number (from 0) on
+    this barrier has arrived.
     """
 
     start: Callable
-    fetch_first: Callable
-    fetch_rest: Callable
-    prepare: Callable
+    fetch: Callable
     wait: Callable
 
 
 def areas(fft: BlockFFT) -> Areas:
-    """Where a row's first part, the exchanges and the barriers lie: as large a part as the resident blocks let it be."""
-    plan = fft.plan
-    words, slots = plan.row_words + plan.row_words % 2, plan.elements // plan.width
-    room = _SHARED // _resident(fft) - _RESERVED - (words + 2) * plan.word_bytes
-    chunk = plan.threads * plan.width
-    early = chunk * max(slots // 2, min(slots - 1, room // (chunk * plan.word_bytes)))
-    return Areas(early, early, (early + words, early + words + 1), early + words + 2)
+    """Where a half row, the exchanges and the barriers lie."""
+    half, words = fft.size // 2, fft.plan.row_words + fft.plan.row_words % 2
+    return Areas(half, half, (half + words, half + words + 1), half + words + 2)
 
 
 def suits(fft: BlockFFT) -> bool:
     """Whether the rows of a transform can be fetched ahead at all."""
     plan = fft.plan
-    even = plan.elements // plan.width % 2 == 0 and plan.threads * plan.width * plan.word_bytes % 16 == 0
+    even = plan.elements % 2 == 0 and plan.size // 2 * plan.word_bytes % 16 == 0
     return plan.rows == 1 and not plan.columns and len(plan.radices) > 1 and even and plan.row_words >= plan.size // 2
-
-
-def _resident(fft: BlockFFT) -> int:
-    """Blocks that a multiprocessor holds by registers, and by shared memory if they fetch half a row ahead."""
-    plan = fft.plan
-    shared = (plan.row_words + plan.size // 2 + 4) * plan.word_bytes + _RESERVED
-    return max(1, min(_SHARED // shared, _REGISTERS // ((fft.max_registers or 128) * plan.threads)))
 
 
 def blocks(fft: BlockFFT) -> int:
@@ -86,15 +71,11 @@ def blocks(fft: BlockFFT) -> int:
     return max(1, min(_SHARED // shared, _REGISTERS // ((fft.max_registers or 128) * fft.plan.threads)))
 
 
-def take(fft: BlockFFT) -> tuple[Callable, Callable]:
-    """Device functions ``f(data, shared, thread)``: a thread's elements of a row's first part, and of the rest."""
-    where, found = areas(fft), []
-    for first in (True, False):
-        slots = tuple(e for e, offset in enumerate(fft.offsets) if (offset < where.early) == first)
-        offsets = tuple(fft.offsets[e] - (0 if first else where.early - where.exchange) for e in slots)
-        move = emit.Move(offsets, fft.dtype.name, pairs=fft.plan.neighbours, first=slots[0])
-        found.append(emit.gather(move))
-    return found[0], found[1]
+def take(fft: BlockFFT) -> Callable:
+    """Device function ``f(data, shared, thread)``: a thread's elements of the row that has arrived."""
+    where = areas(fft)
+    offsets = tuple(o if o < where.half else o - where.half + where.exchange for o in fft.offsets)
+    return emit.gather(emit.Move(offsets, fft.dtype.name, pairs=fft.plan.neighbours))
 
 
 @dataclass(frozen=True)
@@ -119,56 +100,39 @@ def parts(fft: BlockFFT) -> Parts:
 
 
 def copies(fft: BlockFFT) -> Copies:
-    """The functions of `Copies` for the parts of a transform's rows."""
-    early = areas(fft).early
-    counts = early, fft.size - early
-    return _simulated(*counts) if simulating() else _emitted(*(count * fft.plan.word_bytes for count in counts))
+    """The functions of `Copies` for half rows of a transform."""
+    count = fft.size // 2
+    return _simulated(count) if simulating() else _emitted(count * fft.plan.word_bytes)
 
 
-def _simulated(early: int, late: int) -> Copies:
+def _simulated(count: int) -> Copies:
     def start(shared, barrier):
         shared[barrier] = 0
 
-    def fetching(count):
-        def fetch(shared, place, barrier, memory, source):
-            for k in range(count):
-                shared[int(place) + k] = memory[int(source) + k]
-            shared[barrier] = shared[barrier] + 1
-
-        return fetch
-
-    def prepare(memory, source):
-        return None
+    def fetch(shared, place, barrier, memory, source):
+        for k in range(count):
+            shared[int(place) + k] = memory[int(source) + k]
+        shared[barrier] = shared[barrier] + 1
 
     def wait(shared, barrier, turn):
         while shared[barrier].real <= turn:
             time.sleep(0)
 
-    return Copies(start, fetching(early), fetching(late), prepare, wait)
+    return Copies(start, fetch, wait)
 
 
-def _emitted(early: int, late: int) -> Copies:
+def _emitted(size: int) -> Copies:
     from devkernels.engine import bulk
+
+    bytes_ = np.uint32(size)
 
     def start(shared, barrier):
         bulk.barrier_init(shared, barrier)
 
-    def fetching(size):
-        bytes_ = np.uint32(size)
-
-        def fetch(shared, place, barrier, memory, source):
-            bulk.fetch(shared, place, barrier, memory, source, bytes_)
-
-        return device_function(fetch)
-
-    rest = np.uint32(late)
-
-    def prepare(memory, source):
-        bulk.prepare(memory, source, rest)
+    def fetch(shared, place, barrier, memory, source):
+        bulk.fetch(shared, place, barrier, memory, source, bytes_)
 
     def wait(shared, barrier, turn):
         bulk.wait(shared, barrier, np.uint32(turn & 1))
 
-    return Copies(
-        device_function(start), fetching(early), fetching(late), device_function(prepare), device_function(wait)
-    )
+    return Copies(device_function(start), device_function(fetch), device_function(wait))

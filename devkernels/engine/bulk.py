@@ -61,20 +61,6 @@ def fetch(typingctx, shared, place, barrier, memory, source, size):
 
 
 @intrinsic
-def prepare(typingctx, memory, source, size):
-    """Ask for `size` bytes to be brought into the L2 cache."""
-
-    def write(context, builder, signature, arguments):
-        memory_, from_, bytes_ = arguments
-        data = context.make_array(signature.args[0])(context, builder, memory_).data
-        origin = builder.ptrtoint(builder.gep(data, [from_]), ir.IntType(64))
-        _assembly(builder, "cp.async.bulk.prefetch.L2.global [$0], $1;", origin, bytes_)
-        return context.get_dummy_value()
-
-    return types.void(memory, source, types.uint32), write
-
-
-@intrinsic
 def wait(typingctx, shared, place, parity):
     """Wait for the phase of a barrier with this parity."""
 

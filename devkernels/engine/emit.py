@@ -75,7 +75,7 @@ def butterflies(spec: ButterflySpec, dtype: np.dtype):
 
 @dataclass(frozen=True)
 class Move:
-    """A thread's move between its local array and memory: slot first + e lies `offsets[e]` elements after the base.
+    """A thread's move between its local array and memory: slot e lies `offsets[e]` elements after the base.
 
     `dtype` is that of the local array (complex). `memory` may be that, or complex32 (an array of float16 with a last
     axis of 2), or real: then `part` says which part of the complex numbers moves; loads leave the other part alone.
@@ -99,7 +99,6 @@ class Move:
     pairs: bool = False
     inside: tuple[int, int] = (0, 0)
     within: tuple[int, int] | None = None
-    first: int = 0  # slot of the local array
 
     def lies(self, slot: int) -> bool | None:
         """Whether a slot lies inside; None where that must be asked."""
@@ -240,7 +239,7 @@ def _simulated_gather(move: Move):
                 inside = 0 <= int(position) + offset < int(limit)
             if move.keep and not inside:
                 continue
-            value, slot = memory[int(base) + offset] if inside else 0.0, slot + move.first
+            value = memory[int(base) + offset] if inside else 0.0
             if move.part == "real":
                 value = complex(value, data[slot].imag)
             elif move.part == "imag":
@@ -256,7 +255,7 @@ def _simulated_scatter(move: Move):
         for slot, offset in enumerate(move.offsets):
             inside = move.lies(slot)
             if inside or (inside is None and 0 <= int(position) + offset < int(limit)):
-                value = _parts(data[slot + move.first], move.part)
+                value = _parts(data[slot], move.part)
                 memory[int(base) + offset] = value + memory[int(base) + offset] if move.adds else value
 
     return run if move.masked else _unmasked(run)

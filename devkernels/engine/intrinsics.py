@@ -324,7 +324,6 @@ def mover(move, store):
 
     def write(context, builder, signature, arguments):
         local = _pointer(context, builder, signature.args[0], arguments[0], real)
-        local = builder.gep(local, [ir.IntType(32)(2 * move.first)]) if move.first else local
         memory = context.make_array(signature.args[1])(context, builder, arguments[1]).data
         start = builder.gep(builder.bitcast(memory, word.as_pointer()), [arguments[2]])
         if move.masked:

@@ -41,15 +41,13 @@ def shared_bytes(fft: BlockFFT) -> int:
 @lazy_kernel
 def circular_ahead_kernel(fft: BlockFFT, rows: Rows):
     """Kernel of circular convolution; x is aligned to 16 bytes, and the grid is as large as blocks run at a time."""
-    where, copies, parts, (take, take_rest) = ahead.areas(fft), ahead.copies(fft), ahead.parts(fft), ahead.take(fft)
-    start, fetch, fetch_rest, prepare, wait = (
-        copies.start, copies.fetch_first, copies.fetch_rest, copies.prepare, copies.wait
-    )  # fmt: skip
+    where, copies, parts, take = ahead.areas(fft), ahead.copies(fft), ahead.parts(fft), ahead.take(fft)
+    start, fetch, wait = copies.start, copies.fetch, copies.wait
     first, forward, back, last = parts.first, parts.forward, parts.back, parts.last
     _, store = moves(fft, rows, "both", masked=False, pairs=fft.plan.neighbours)
     before, after = (each_sample(fft, function, "both") for function in (rows.prologue, rows.epilogue))
     elements, dtype, size, load_filter = fft.elements_per_thread, fft.dtype, fft.size, fft.load_filter
-    width, early, (ready, rest) = np.int64(fft.plan.width), np.int64(where.early), map(np.int64, where.barriers)
+    width, half, (ready, rest) = np.int64(fft.plan.width), np.int64(where.half), map(np.int64, where.barriers)
     begin, exchange, words = np.int64(0), np.int64(where.exchange), np.uint64(where.exchange)
 
     def convolve_ahead(x, spectra, out, members, groups, inner, x_inner, x_rows, extra):
@@ -65,26 +63,24 @@ def circular_ahead_kernel(fft: BlockFFT, rows: Rows):
         cuda.syncthreads()
         if thread == 0 and row < members:
             fetch(shared, begin, ready, x, row * size)
-            fetch_rest(shared, exchange, rest, x, row * size + early)
+            fetch(shared, exchange, rest, x, row * size + half)
         turn = np.int32(0)
         while row < members:
             wait(shared, ready, turn)
-            take(data, shared, thread)
             wait(shared, rest, turn)
-            take_rest(data, shared, thread)
+            take(data, shared, thread)
             before(data, row, thread, size, extra)
             first(data, data, shared, lane, words)
             cuda.syncthreads()  # all have taken the row
             following = row + step
             if thread == 0 and following < members:
                 fetch(shared, begin, ready, x, following * size)
-                prepare(x, following * size + early)
             forward(data, data, shared, lane, words)
             load_filter(factors, spectra, thread)
             back(data, factors, shared, lane, words)
             cuda.syncthreads()  # the exchanges are done
             if thread == 0 and following < members:
-                fetch_rest(shared, exchange, rest, x, following * size + early)
+                fetch(shared, exchange, rest, x, following * size + half)
             last(data, data, shared, lane, words)
             after(data, row, thread, size, extra)
             store(data, out, row * size + thread)
