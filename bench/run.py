@@ -69,6 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
             effort=harness.Effort(
                 rounds=options.rounds,
                 graph=options.graph or getattr(module, "GRAPH", False),
+                held=getattr(module, "HELD", False),
                 host_rounds=getattr(module, "HOST_ROUNDS", harness.Effort.host_rounds),
             ),
             folder=options.results,

@@ -17,6 +17,7 @@ import numpy as np
 from bench.harness import Contender, Setup
 from bench.report import Table
 
+HELD = True
 TOTAL = 1 << 27  # complex values: 1 GiB read and 1 GiB written, far more than any L2
 SIZES = (64, 96, 128, 256, 512, 1000, 1024, 1728, 2048, 4096, 8192, 10000, 16384)
 REAL_SIZES = (256, 1000, 1024, 4096)

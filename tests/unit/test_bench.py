@@ -125,6 +125,18 @@ def test_rows_are_checked_timed_and_merged(fake_cupy, tmp_path, capsys):
     assert {row["commit"] for row in again if row["case"]["size"] == 13} == {"abc"}
 
 
+def test_the_queue_is_filled_where_the_benchmark_says_so(fake_cupy, monkeypatch, tmp_path):
+    held = []
+    monkeypatch.setattr(harness, "_holder", lambda: lambda grid, block, arguments: held.append(int(arguments[0])))
+    for effort in (harness.Effort(rounds=2), harness.Effort(rounds=2, held=True)):
+        harness.run_benchmark("demo", [{"size": 64}], _set_up, effort=effort, folder=tmp_path, commit_name="abc")
+        rows = [row for row in harness.load_rows("demo", tmp_path) if "ms" in row]
+        assert [row.get("held", False) for row in rows] == [effort.held] * 2
+        assert rows[1]["times_copy"] == pytest.approx(1.25)
+        assert len(held) == (4 if effort.held else 0)
+    assert all(0 < wait <= harness._MOST_HELD for wait in held)
+
+
 @pytest.mark.parametrize("with_torch", [False, True])
 def test_torch_is_told_of_captures_where_it_is_there(fake_cupy, monkeypatch, with_torch):
     monkeypatch.setattr(harness.graphs, "with_cupy", lambda run, times: ("cupy", run, times))
