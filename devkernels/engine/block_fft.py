@@ -88,7 +88,7 @@ class BlockFFT:
 
     @property
     def uneven(self) -> bool:
-        """Whether stages take different numbers of threads: kernels then ask `devkernels.engine.uneven` who has what."""
+        """Whether stages take different numbers of threads: `devkernels.engine.uneven` says who has what."""
         return self.plan.uneven
 
     @property

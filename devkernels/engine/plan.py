@@ -342,8 +342,8 @@ class _Builder:
 
 @functools.lru_cache(maxsize=4096)
 def make_plan(
-    radices: tuple[int, ...], elements: int | tuple[int, ...], rows: int = 1, word_bytes: int = 8, columns: bool = False,
-    pairs: bool = False, neighbours: bool = False,
+    radices: tuple[int, ...], elements: int | tuple[int, ...], rows: int = 1, word_bytes: int = 8,
+    columns: bool = False, pairs: bool = False, neighbours: bool = False,
 ) -> BlockPlan:  # fmt: skip
     """Plan for given radices.
 
