@@ -218,6 +218,7 @@ def block_fft(
     columns: bool = False,
     pairs: bool = False,
     neighbours: bool = False,
+    uneven: bool = False,
     tune: bool = False,
 ) -> BlockFFT:
     """Make device functions that transform rows with the threads of a block, for fused spectral kernels.
@@ -271,6 +272,9 @@ def block_fft(
         Where the table says that it helps, slots are pairs of neighbours: slot e of thread tx is element
         ``2 tx + f.offsets[e]`` of a row, and rows begin at multiples of 16 bytes. Otherwise ``f.plan.width`` is 1, and
         all is as above.
+    uneven : bool
+        Where the table says that it helps, stages take different numbers of threads (``f.uneven``), and rows and
+        spectra are not held by the threads named above: for kernels that ask `devkernels.engine.uneven` who has what.
     tune : bool
         Measure plans on this GPU (once; the best is kept in the cache) instead of taking one from the table.
     rotated : bool
@@ -299,12 +303,12 @@ def block_fft(
     if radices is None:
         if elements_per_thread is not None:
             raise SpecError("elements_per_thread needs radices: give both, or neither.")
+        found = choose.uneven(size, dtype.itemsize) if uneven and not tune else None
         if tune:
             from devkernels.engine.tune import tuned
 
             found = tuned(size, dtype)
-        else:
-            found = choose.choose(size, dtype.itemsize)
+        found = found or choose.choose(size, dtype.itemsize)
         radices, elements_per_thread, limit = found.radices, found.elements, found.max_registers
         rows, streamed, pairs, ahead = found.rows, found.streamed, pairs or found.pairs, found.ahead
         held = neighbours and found.neighbours

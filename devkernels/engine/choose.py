@@ -25,7 +25,7 @@ class Choice:
     """Knobs of a plan."""
 
     radices: tuple[int, ...]
-    elements: int
+    elements: int | tuple[int, ...]  # per thread; in uneven plans of each stage
     rows: int
     max_registers: int | None = None
     streamed: bool = False  # rows pass the L1 cache by, in and out, and leave it to filters and twiddles
@@ -78,6 +78,16 @@ COLUMNS: dict[tuple[int, int], Choice] = {
     (1024, 8): Choice((16, 8, 8), 16, 8, 64, pairs=True),
     (1152, 8): Choice((12, 12, 8), 24, 8, 80),
 }
+
+
+# Of rows whose kernels can take stages of different numbers of threads: no number of elements fits all radices of such
+# lengths, but for so many that registers and instruction cache are short.
+UNEVEN: dict[tuple[int, int], Choice] = {}
+
+
+def uneven(size: int, word_bytes: int) -> Choice | None:
+    """The measured choice of a length whose stages take different numbers of threads, None where there is none."""
+    return UNEVEN.get((size, word_bytes))
 
 
 def measured(size: int, word_bytes: int) -> Choice | None:

@@ -51,7 +51,7 @@ def unscramble(plan: BlockPlan) -> Callable:
 
 def first_frequency(plan: BlockPlan) -> Callable:
     """Device function ``f(thread)``: frequency of the thread's slot 0, an unsigned number."""
-    group, count = plan.groups[-1], plan.elements // plan.radices[-1]
+    group, count = plan.groups[-1], plan.share(len(plan.radices)) // plan.radices[-1]
     group, held, frequency = _u(group), _u(group * count), unscramble(plan)
 
     def first(thread):
@@ -63,15 +63,16 @@ def first_frequency(plan: BlockPlan) -> Callable:
 
 def offsets(plan: BlockPlan) -> tuple[int, ...]:
     """What to add for the other slots; the plan's groups are such that it is the same for all threads."""
-    frequencies = index.spectrum_index(plan.radices, plan.elements, plan.groups[-1])
+    frequencies = index.spectrum_index(plan.radices, plan.share(len(plan.radices)), plan.groups[-1])
     return tuple(int(k) for k in frequencies[0] - frequencies[0, 0])
 
 
 def frequency_at(plan: BlockPlan) -> Callable:
     """Device function ``f(place)``: frequency that lies at a place of a spectrum in the engine's order."""
-    radix, count = plan.radices[-1], plan.elements // plan.radices[-1]
+    radix, last = plan.radices[-1], len(plan.radices)
+    count = plan.share(last) // radix
     group, held, step = _u(plan.groups[-1]), _u(plan.groups[-1] * count), _u(plan.size // radix)
-    threads, count, frequency = _u(plan.threads), _u(count), unscramble(plan)
+    threads, count, frequency = _u(plan.threads_in(last)), _u(count), unscramble(plan)
 
     def at(place):
         place = _u(place)

@@ -1,6 +1,6 @@
 """Who does what in plans whose stages take different numbers of threads.
 
-in: an uneven `BlockPlan`. out: device functions. Lengths such as 480 = 20 * 24 leave no number of elements that every
+in: a `BlockPlan`. out: device functions. Lengths such as 480 = 20 * 24 leave no number of elements that every
 radix divides, but for so many that registers are short; so a stage takes as many threads as it has butterflies. Threads
 are numbered through all rows of a block, and those that a stage does not need wait (whole warps where that can be).
 """
@@ -31,6 +31,19 @@ def line_of(plan: BlockPlan, stage: int = 1) -> Callable:
     return device_function(of_rows)
 
 
+def row_of(plan: BlockPlan) -> Callable:
+    """Device function ``f()``: the row of a block of which a thread loads a part; of any plan."""
+    count = np.uint32(plan.threads_in(1))
+
+    def of_uneven():
+        return np.int64(np.uint32(cuda.threadIdx.x) // count)
+
+    def of_rows():
+        return np.int64(cuda.threadIdx.y)
+
+    return device_function(of_uneven if plan.uneven else of_rows)
+
+
 def by_those_that_load(plan: BlockPlan, move: Callable, masked: bool) -> Callable:
     """A move of rows, ``f(data, memory, base[, position, limit])``, by the threads that have a part of them."""
     last = plan.rows * plan.threads_in(1)
@@ -46,6 +59,19 @@ def by_those_that_load(plan: BlockPlan, move: Callable, masked: bool) -> Callabl
             move(data, memory, base, position, limit)
 
     return device_function(run_masked if masked else run)
+
+
+def samples_of_those_that_load(plan: BlockPlan, step: Callable) -> Callable:
+    """A step ``f(data, where, position, length, extra)`` by the threads that have a part of a row; of any plan."""
+    last = plan.rows * plan.threads_in(1)
+    if not plan.uneven or last == plan.block_dim[0]:
+        return step
+
+    def run(data, where, position, length, extra):
+        if np.int64(cuda.threadIdx.x) < last:
+            step(data, where, position, length, extra)
+
+    return device_function(run)
 
 
 def of_spectra(plan: BlockPlan, move: Callable) -> Callable:

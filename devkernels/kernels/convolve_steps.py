@@ -6,6 +6,7 @@ in: a `BlockFFT`. out: device functions over a thread's local array; `finish` ma
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -163,12 +164,12 @@ def each_sample(
                 else:
                     data[e] = complex(data[e].real, real(call(data[e].imag, where, place, extra)))
 
-    return device_function(apply)
+    return uneven.samples_of_those_that_load(fft.plan, device_function(apply))
 
 
 def not_finite(fft: BlockFFT) -> Callable:
     """Device function ``f(data)``: bit 0 if a real part of a thread's data is not finite, bit 1 if an imaginary one."""
-    elements = fft.elements_per_thread
+    elements = len(fft.offsets)
     zero = np.float32(0) if fft.dtype == np.complex64 else np.float64(0)
 
     def bits(data):
@@ -201,7 +202,7 @@ def vote(fft: BlockFFT) -> Callable:
 
         def any_of_them(flag):
             return flag
-    elif "block" in barriers or fft.stride * fft.ffts_per_block % 32 or simulating():
+    elif "block" in barriers or math.prod(fft.block_dim) % 32 or simulating():
 
         def any_of_them(flag):
             return cuda.syncthreads_or(np.int32(flag)) != 0
@@ -220,13 +221,21 @@ def apart(fft: BlockFFT) -> Callable:
     that was so: bit 0 the real parts, bit 1 the imaginary ones.
     """
     any_of_them, per_block, found_in, clear = vote(fft), fft.ffts_per_block, not_finite(fft), finite_only(fft)
+    row_of = uneven.row_of(fft.plan)
+
+    def found_by_those_that_load(data):
+        return found_here(data) if row_of() < per_block else 0
+
+    if fft.uneven:
+        found_here, found_in = found_in, device_function(found_by_those_that_load)
 
     def separate(data):
+        here = row_of()
         found = found_in(data)
         mark = 0
         if any_of_them(found != 0):
             for row in range(per_block):
-                mine = cuda.threadIdx.y == row
+                mine = here == row
                 bad_first, bad_second = any_of_them(mine and found & 1 != 0), any_of_them(mine and found & 2 != 0)
                 if mine:
                     mark = (1 if bad_first else 0) | (2 if bad_second else 0)

@@ -50,10 +50,10 @@ class FFTConvolve:
             self._long = FourStep(self.plan, dtype, prologue, epilogue, lines)
             self.fft: BlockFFT = self._long.rows
             return
-        linear = plan.method == "linear"
+        linear, circular = plan.method == "linear", plan.method == "circular"
         self.fft = block_fft(
             plan.size, plan.precision, frequency_offset=-0.25 if linear else 0.0, real_input=linear, tune=tune,
-            neighbours=plan.method == "circular" and dtype.startswith("complex"),
+            neighbours=circular and dtype.startswith("complex"), uneven=linear or circular,
         )  # fmt: skip
 
     def __repr__(self) -> str:

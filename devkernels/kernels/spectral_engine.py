@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from devkernels.device.inline import device_function
-from devkernels.engine import choose, emit, spectrum
+from devkernels.engine import choose, emit, spectrum, uneven
 from devkernels.engine.block_fft import BlockFFT, block_fft
 from devkernels.errors import UnsupportedSizeError
 from devkernels.kernels import arrays
@@ -80,10 +80,15 @@ def engine_filter(size: int, points: int, dtype: str, op: Callable | None) -> En
     if op is not None and dtype.startswith("float"):
         return None  # a device function wants each row's own spectrum
     try:
-        stages = len(choose.choose(points, 16 if precision == "float64" else 8).radices)
+        words = 16 if precision == "float64" else 8
+        stages = len(((choose.uneven(points, words) if op is None else None) or choose.choose(points, words)).radices)
     except UnsupportedSizeError:
         return None
-    return EngineFilter(block_fft(points, precision), size, dtype, op) if stages <= _MOST_STAGES else None
+    return (
+        EngineFilter(block_fft(points, precision, uneven=op is None), size, dtype, op)
+        if stages <= _MOST_STAGES
+        else None
+    )
 
 
 @lazy_kernel
@@ -117,6 +122,8 @@ def _moves(fft: BlockFFT, dtype: str, part: str, size: int) -> tuple[Callable, C
         fft.offsets, fft.dtype.name, dtype, part, masked, cache=fft.rows_cache, inside=inside, within=within
     )
     load, store = emit.gather(move), emit.scatter(move)
+    if fft.uneven:
+        load = uneven.by_those_that_load(fft.plan, load, masked)
     if not masked:
         return load, store
 
