@@ -57,6 +57,15 @@ __device__ void copy_in(u32 to, const Map* map, u32 barrier, u32 x, u32 y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
                  ::"r"(to), "l"(map), "r"(barrier), "r"(x), "r"(y) : "memory");
 }
+__device__ void copy_columns(u32 to, const Map* map, u32 barrier, u32 row, u32 block) {  // blocks of 64 columns
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+                 ::"r"(to), "l"(map), "r"(barrier), "r"(0), "r"(row), "r"(block) : "memory");
+}
+__device__ bool elected() {  // one thread of a warp, of which the compiler knows that it is one
+    u32 is;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p; }" : "=r"(is));
+    return is;
+}
 __device__ void send(u32 to, u32 from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(to), "r"(from), "r"(bytes), "r"(barrier) : "memory");
@@ -139,74 +148,80 @@ extern "C" __global__ void __cluster_dims__(1, CL, 1) __launch_bounds__(384, 1) 
         float sum[8];
 #pragma unroll
         for (u32 i = 0; i < 8; ++i) sum[i] = 0;
+        const u32 warp = __shfl_sync(~0u, thread >> 5, 0);
         const auto fetch = [&](u32 step) {  // dy and kept, this block's part of the rows
             const u32 i = step % AHEAD, to = inputs + i * INPUT, row = step * TOKENS + rank * ROWS;
             expect(came + 8 * i, DY_BYTES + KEPT_BYTES);
-            copy_in(to, &dy_map, came + 8 * i, f0, row);
-            copy_in(to + DY_BYTES / 2, &dy_map, came + 8 * i, f0 + 64, row);
+            copy_columns(to, &dy_map, came + 8 * i, row, f0 / 64);
 #if KIND == 2
             copy_in(to + DY_BYTES, &kept_map, came + 8 * i, f0 / 8, row);
 #else
-            copy_in(to + DY_BYTES, &kept_map, came + 8 * i, f0, row);
-            copy_in(to + DY_BYTES + DY_BYTES / 2, &kept_map, came + 8 * i, f0 + 64, row);
+            copy_columns(to + DY_BYTES, &kept_map, came + 8 * i, row, f0 / 64);
 #endif
         };
-        if (own == 64)
+        if (warp == 3 && elected())
             for (u32 step = 0; step < AHEAD && step < steps; ++step) fetch(step);
+        __syncwarp();
         for (u32 step = 0; step < steps; ++step) {
-            const u32 s = step % STAGES, i = step % AHEAD;
-            const u32 from = inputs + i * INPUT, to = base + s * STAGE + half * 64 * 128 + rank * ROWS * 128;
-            wait(empty + 8 * s, (step / STAGES & 1) ^ 1);
-            if (own == 32) {
-                const u32 place = base + s * STAGE + DZ_BYTES;
-                expect(full + 8 * s, X_BYTES + (CL - 1) * DY_BYTES);
-                for (u32 j = 0; j < WIDTH / 64; ++j) copy_in(place + j * 64 * 128, &x_map, full + 8 * s, n0 + 64 * j, step * TOKENS);
-            }
-            __syncwarp();
+            const u32 s = step % STAGES, i = step % AHEAD, ready = full + 8 * s;
+            const u32 from = inputs + i * INPUT + half * ROWS * 128, part = base + s * STAGE + rank * DY_BYTES;
+            Eight z[ROWS / 8];
             wait(came + 8 * i, step / AHEAD & 1);
 #pragma unroll
-            for (u32 r = 0; r < ROWS; r += 8) {
-                const u32 line = r + lower, place = line * 128 + ((chunk ^ (line & 7)) << 4);
-                Eight g, z;
-                g.raw = load_shared(from + half * (DY_BYTES / 2) + place);
+            for (u32 r = 0; r < ROWS / 8; ++r) {
+                const u32 line = r * 8 + lower, place = line * 128 + ((chunk ^ (line & 7)) << 4);
+                Eight g;
+                g.raw = load_shared(from + place);
 #if KIND == 2
                 u32 bits;
-                asm volatile("ld.shared.u8 %0, [%1];" : "=r"(bits) : "r"(from + DY_BYTES + line * 16 + across) : "memory");
-#else
-                Eight k;
-                k.raw = load_shared(from + DY_BYTES + half * (DY_BYTES / 2) + place);
-#endif
-#if KIND == 2
+                asm volatile("ld.shared.u8 %0, [%1];" : "=r"(bits) : "r"(inputs + i * INPUT + DY_BYTES + line * 16 + across) : "memory");
 #pragma unroll
                 for (u32 j = 0; j < 4; ++j)  // two bits become the halves of a word that is all ones or zeros
-                    z.pair[j] = g.pair[j] & ((bits >> 2 * j & 1) * 0xffff | (bits >> 2 * j & 2) * 0x7fff8000);
+                    z[r].pair[j] = g.pair[j] & ((bits >> 2 * j & 1) * 0xffff | (bits >> 2 * j & 2) * 0x7fff8000);
+#else
+                Eight k;
+                k.raw = load_shared(from + DY_BYTES + place);
 #endif
 #pragma unroll
                 for (u32 j = 0; j < 8; ++j) {
 #if KIND == 0
-                    z.v[j] = up(k.v[j]) <= W(0) ? T(0) : g.v[j];
+                    z[r].v[j] = up(k.v[j]) <= W(0) ? T(0) : g.v[j];
 #elif KIND == 1
-                    z.v[j] = down(up(g.v[j]) * gelu_slope(up(k.v[j])));
+                    z[r].v[j] = down(up(g.v[j]) * gelu_slope(up(k.v[j])));
 #endif
-                    sum[j] += up(z.v[j]);
+                    sum[j] += up(z[r].v[j]);
                 }
-                store_shared(to + place, z.raw);
-                const u32 row = step * TOKENS + rank * ROWS + line;
-                if (writes && row < tokens && column < features)
-                    *reinterpret_cast<uint4*>(dz + u64(row) * features + column) = z.raw;
             }
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copies and products to come read what was stored
+            wait(empty + 8 * s, (step / STAGES & 1) ^ 1);
+            if (warp == 2 && elected()) {
+                expect(ready, X_BYTES + (CL - 1) * DY_BYTES);
+                copy_columns(base + s * STAGE + DZ_BYTES, &x_map, ready, step * TOKENS, n0 / 64);
+            }
+            __syncwarp();
+#pragma unroll
+            for (u32 r = 0; r < ROWS / 8; ++r) {
+                const u32 line = r * 8 + lower;
+                store_shared(part + half * ROWS * 128 + line * 128 + ((chunk ^ (line & 7)) << 4), z[r].raw);
+            }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // copies and products to come read what was stored
             asm volatile("bar.sync 1, 128;" ::: "memory");
-            if (own == 64 && step + AHEAD < steps) fetch(step + AHEAD);
-            if (own == 0) {
-                for (u32 b = 1; b < CL; ++b) {
-                    const u32 other = (rank + b) % CL, barrier = of_block(full + 8 * s, other);
-                    for (u32 h = 0; h < 2; ++h) {
-                        const u32 part = base + s * STAGE + h * 64 * 128 + rank * ROWS * 128;
-                        send(of_block(part, other), part, ROWS * 128, barrier);
-                    }
+#if CL > 1
+            if (warp < CL - 1) {
+                const u32 other = (rank + 1 + warp) % CL;
+                if (elected()) send(of_block(part, other), part, DY_BYTES, of_block(ready, other));
+            }
+#endif
+            if (warp == 3 && elected()) {
+                arrive(ready);
+                if (step + AHEAD < steps) fetch(step + AHEAD);
+            }
+            __syncwarp();
+            if (writes && column < features) {  // only now: the fence above would wait for these
+#pragma unroll
+                for (u32 r = 0; r < ROWS / 8; ++r) {
+                    const u32 row = step * TOKENS + rank * ROWS + r * 8 + lower;
+                    if (row < tokens) *reinterpret_cast<uint4*>(dz + u64(row) * features + column) = z[r].raw;
                 }
-                arrive(full + 8 * s);
             }
         }
         if (writes && db != nullptr) {  // the inputs have been read: their place takes the sums of the eight threads of a column
@@ -229,10 +244,13 @@ extern "C" __global__ void __cluster_dims__(1, CL, 1) __launch_bounds__(384, 1) 
         for (u32 step = 0; step < steps; ++step) {
             const u32 s = step % STAGES, at = base + s * STAGE;
             wait(full + 8 * s, step / STAGES & 1);
-            const u64 a = described(at + group * 64 * 128), b = described(at + DZ_BYTES);
+            const u64 b = described(at + DZ_BYTES);
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-            for (u32 i = 0; i < 4; ++i) multiply(c, a + i * (16 * 128 / 16), b + i * (16 * 128 / 16));
+            for (u32 i = 0; i < 4; ++i) {  // 16 rows each; a block's part of the rows lies together, 64 columns after 64
+                const u32 part = i * 16 / ROWS, row = i * 16 % ROWS;
+                multiply(c, described(at + part * DY_BYTES + (group * ROWS + row) * 128), b + i * (16 * 128 / 16));
+            }
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
             asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
             if (step > 0 && leader) {  // the products of the step before are done

@@ -18,6 +18,7 @@ from devkernels.linear.arrays import Arrays
 
 DTYPES = ("float16", "bfloat16")
 _TOKENS, _FEATURES, _WIDTH, _THREADS = 64, 128, 256, 384  # of a stage and a block, see the source
+_BLOCK = 64  # columns: 128 bytes, the width of the swizzle
 _RINGS = {4: (4, 3), 2: (4, 2), 1: (3, 2)}  # blocks of a cluster -> stages, steps fetched ahead: what fits
 _MAP_TYPES = {"uint8": 0, "float16": 6, "bfloat16": 9}  # CUtensorMapDataType
 _SWIZZLE_128, _L2_256 = 3, 3
@@ -25,8 +26,14 @@ _MOST = 1 << 31
 
 
 def possible(arrays: Arrays, device: int, dtype: str, tokens: int, features: int, width: int) -> bool:
-    """Whether there is a kernel for such a layer: 16 bits, rows of multiples of 16 bytes, a GPU with sm_90."""
-    if dtype not in DTYPES or features % 8 or width % 8 or max(tokens, features, width) >= _MOST or tokens < 1:
+    """Whether there is a kernel for such a layer: 16 bits, multiples of 64 features, a GPU with sm_90."""
+    if (
+        dtype not in DTYPES
+        or features % _BLOCK
+        or width % _BLOCK
+        or max(tokens, features, width) >= _MOST
+        or tokens < 1
+    ):
         return False
     return _cuda.available() and tuple(arrays.capability(device)) == (9, 0)
 
@@ -60,20 +67,26 @@ def _function(arrays: Arrays, device: int, dtype: str, kind: int, cluster: int) 
 
 
 class _Map:
-    """A tensor map (CUtensorMap) in memory of its own: which matrix the copy unit reads, and in which boxes."""
+    """A tensor map (CUtensorMap) in memory of its own: which matrix the copy unit reads, and in which boxes.
 
-    def __init__(self, dtype: str, rows: int, columns: int, pitch: int, box: tuple[int, int], swizzle: int):
+    A matrix of 16-bit elements is described as blocks of 64 columns, which lie one after another in a stage; a mask as
+    it is. `across` are the blocks, or the bytes, of a box.
+    """
+
+    def __init__(self, dtype: str, rows: int, columns: int, pitch: int, down: int, across: int):
         u64, u32, pointer = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p
+        if dtype == "uint8":
+            sizes, strides, box, swizzle = (columns, rows), (pitch,), (across, down), 0
+        else:
+            sizes, strides = (_BLOCK, rows, columns // _BLOCK), (2 * pitch, 2 * _BLOCK)
+            box, swizzle = (_BLOCK, down, across), _SWIZZLE_128
+        rank = len(sizes)
         self._memory = (u64 * 24)()  # the driver wants multiples of 64 bytes
         self.place = ctypes.addressof(self._memory) + -ctypes.addressof(self._memory) % 64
-        self._sizes, self._pitch, self._box, self._ones = (
-            (u64 * 2)(columns, rows),
-            u64(pitch),
-            (u32 * 2)(*box),
-            (u32 * 2)(1, 1),
-        )
-        self._encode = functools.partial(_encoder(), pointer(self.place), _MAP_TYPES[dtype], 2)
-        self._rest = self._sizes, ctypes.byref(self._pitch), self._box, self._ones, 0, swizzle, _L2_256, 0
+        self._sizes, self._strides = (u64 * rank)(*sizes), (u64 * len(strides))(*strides)
+        self._box, self._ones = (u32 * rank)(*box), (u32 * rank)(*[1] * rank)
+        self._encode = functools.partial(_encoder(), pointer(self.place), _MAP_TYPES[dtype], rank)
+        self._rest = self._sizes, self._strides, self._box, self._ones, 0, swizzle, _L2_256, 0
         self._pointer = 0
 
     def at(self, pointer: int) -> None:
@@ -111,12 +124,12 @@ class WeightGradient:
                  kind: str):  # fmt: skip
         code, cluster = KINDS[kind], cluster_of(width)
         rows = _TOKENS // cluster
-        self._dy = _Map(dtype, tokens, features, 2 * features, (64, rows), _SWIZZLE_128)
+        self._dy = _Map(dtype, tokens, features, features, rows, _FEATURES // _BLOCK)
         if code == KINDS["relu_aux"]:
-            self._kept = _Map("uint8", tokens, kept_ld, kept_ld, (_FEATURES // 8, rows), 0)
+            self._kept = _Map("uint8", tokens, kept_ld, kept_ld, rows, _FEATURES // 8)
         else:
-            self._kept = _Map(dtype, tokens, features, 2 * kept_ld, (64, rows), _SWIZZLE_128)
-        self._x = _Map(dtype, tokens, width, 2 * width, (64, _TOKENS), _SWIZZLE_128)
+            self._kept = _Map(dtype, tokens, features, kept_ld, rows, _FEATURES // _BLOCK)
+        self._x = _Map(dtype, tokens, width, width, _TOKENS, _WIDTH // _BLOCK)
         self._results = [ctypes.c_uint64(0) for _ in range(3)]
         self._sizes = [ctypes.c_uint32(size) for size in (tokens, features, width)]
         places = [m.place for m in (self._dy, self._kept, self._x)]
