@@ -10,6 +10,14 @@ import operator
 from devkernels.errors import SpecError
 
 
+def kind_of(value: object) -> str:
+    """What messages call the class of a value: ``list``, ``numpy.ndarray``, ``None``."""
+    if value is None:
+        return "None"
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
 def whole_number(value: object, argument: str, least: int = 1) -> int:
     """Return `value` as an int of at least `least`; bool and fractions are refused."""
     try:

@@ -10,6 +10,7 @@ import contextlib
 import sys
 from typing import Any
 
+from devkernels.checks import kind_of
 from devkernels.errors import ArgumentTypeError
 
 _CLASSES = {"numpy": "ndarray", "cupy": "ndarray", "torch": "Tensor"}
@@ -32,9 +33,7 @@ def library_of(array: Any, name: str) -> str:
         module = sys.modules.get(library)
         if module is not None and isinstance(array, getattr(module, class_name, ())):
             return _by_type.setdefault(kind, library)
-    raise ArgumentTypeError(
-        f"{name} is a {kind.__module__}.{kind.__qualname__}; pass an array of NumPy, CuPy or torch.", spec=name
-    )
+    raise ArgumentTypeError(f"{name} is a {kind_of(array)}; pass an array of NumPy, CuPy or torch.", spec=name)
 
 
 def stream_handle(stream: Any) -> int:
@@ -60,7 +59,7 @@ def stream_handle(stream: Any) -> int:
         value = stream.handle
         return int(getattr(value, "value", value) or 0)
     raise ArgumentTypeError(
-        f"stream is a {type(stream).__module__}.{type(stream).__qualname__}; give a stream of CuPy, torch, Numba or "
+        f"stream is a {kind_of(stream)}; give a stream of CuPy, torch, Numba or "
         f"cuda.core, its handle as an integer, or None for the current stream of the arrays' library."
     )
 

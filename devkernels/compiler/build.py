@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from devkernels.checks import kind_of
 from devkernels.compiler import functions, image
 from devkernels.compiler.image import KernelImage
 from devkernels.errors import DevkernelsError, SpecError
@@ -118,7 +119,7 @@ def _sources(made: Any, origin: str, name: str | None = None) -> Iterator[tuple[
         yield _named(name, made, origin), made, None, None
     else:
         raise SpecError(
-            f"The factory {origin} returned a {type(made).__module__}.{type(made).__qualname__}; it must return a "
+            f"The factory {origin} returned a {kind_of(made)}; it must return a "
             f"kernel with a signature, (kernel, signature), (kernel, signature, notes), or a list or dict of such.",
             spec=origin,
         )

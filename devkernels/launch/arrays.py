@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from devkernels.checks import kind_of
 from devkernels.errors import ArgumentError, ArgumentTypeError
 from devkernels.launch import driver, streams
 from devkernels.launch.buffer import Buffer
@@ -186,7 +187,7 @@ def view(array: Any) -> View:
         )  # fmt: skip
     if hasattr(array, "__dlpack__"):
         return _from_dlpack(array)
-    raise ArgumentTypeError(f"A {type(array).__module__}.{type(array).__qualname__} is no device array.")
+    raise ArgumentTypeError(f"A {kind_of(array)} is no device array.")
 
 
 class _DLDataType(ctypes.Structure):
@@ -206,8 +207,7 @@ def _from_dlpack(array: Any) -> View:
     kind, ordinal = array.__dlpack_device__()
     if int(kind) not in _DLPACK_DEVICES:
         raise ArgumentTypeError(
-            f"A {type(array).__module__}.{type(array).__qualname__} lies in host memory (DLPack device {int(kind)}); "
-            f"copy it to the GPU first."
+            f"A {kind_of(array)} lies in host memory (DLPack device {int(kind)}); copy it to the GPU first."
         )
     capsule = array.__dlpack__(stream=streams.LEGACY_DEFAULT)
     get = ctypes.pythonapi.PyCapsule_GetPointer

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from devkernels import target as targets
+from devkernels.checks import kind_of
 from devkernels.compiler import pipelines
 from devkernels.compiler.image import KernelImage, Parameter
 from devkernels.compiler.kernel import Options, compile_function
@@ -184,7 +185,7 @@ class Kernel:
         described = arrays.describe(value)
         if described is None:
             raise ArgumentTypeError(
-                f"Kernel {self.__name__}: argument {name} is a {type(value).__module__}.{type(value).__qualname__}; "
+                f"Kernel {self.__name__}: argument {name} is a {kind_of(value)}; "
                 f"pass an array on the GPU (CuPy, torch, Numba, or anything with __cuda_array_interface__ or DLPack), "
                 f"a number, or a tuple of such.",
                 spec=self,

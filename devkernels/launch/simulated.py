@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from devkernels import target as targets
+from devkernels.checks import kind_of
 from devkernels.compiler import pipelines
 from devkernels.compiler.image import Parameter, itemsize
 from devkernels.errors import ArgumentError, ArgumentTypeError, ResourceError
@@ -108,7 +109,7 @@ def _check_kind(kernel: str, name: str, value: Any) -> None:
         return
     elif not isinstance(value, numpy.ndarray) and arguments.inferred(type(value)) is None:
         raise ArgumentTypeError(
-            f"Kernel {kernel}: argument {name} is a {type(value).__module__}.{type(value).__qualname__}; in the "
+            f"Kernel {kernel}: argument {name} is a {kind_of(value)}; in the "
             f"simulator, pass NumPy arrays, numbers, and tuples of such."
         )
 
@@ -119,7 +120,7 @@ def _check_array(kernel: str, parameter: Parameter, value: Any) -> None:
     if not isinstance(value, numpy.ndarray):
         raise ArgumentTypeError(
             f"Kernel {kernel}: argument {parameter.name} must be a {parameter} (a NumPy array in the simulator), not a "
-            f"{type(value).__module__}.{type(value).__qualname__}.",
+            f"{kind_of(value)}.",
             spec=parameter,
         )
     (place,) = places((parameter,))

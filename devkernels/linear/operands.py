@@ -9,6 +9,7 @@ import math
 import numbers
 from dataclasses import dataclass
 
+from devkernels.checks import kind_of
 from devkernels.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError
 from devkernels.linear.arrays import Arrays, Described, alignment_of, arrays_of
 from devkernels.linear.epilog import Epilog
@@ -43,7 +44,7 @@ def finite_number(name: str, value: object, dtype: str) -> complex | float:
 def _describe(name: str, array: object, arrays: Arrays, device: int) -> Described:
     if arrays_of(array, name) is not arrays:
         raise ArgumentTypeError(
-            f"{name} is a {type(array).__module__}.{type(array).__qualname__}, but `a` belongs to {arrays.name}; "
+            f"{name} is a {kind_of(array)}, but `a` belongs to {arrays.name}; "
             f"all arrays of a call must come from one package."
         )
     told = arrays.describe(array)

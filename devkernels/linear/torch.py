@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from devkernels.checks import kind_of
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
 from devkernels.linear import _torch_ops as ops
 from devkernels.linear import _torch_run as raw
@@ -65,7 +66,7 @@ def _traced(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | No
 
 def _check_sample(x: Tensor) -> None:
     if not isinstance(x, Tensor):
-        raise ArgumentTypeError(f"x is a {type(x).__module__}.{type(x).__qualname__}; record() takes a tensor.")
+        raise ArgumentTypeError(f"x is a {kind_of(x)}; record() takes a tensor.")
 
 
 def _replayed(recording: Recording, x: Tensor, parameters: tuple[Tensor, ...]) -> Tensor | None:

@@ -102,7 +102,7 @@ def test_ready_kernels_and_the_default_target(work):
         (["no_such_module_here:f"], "cannot be found"),
         (["factories_of_the_test"], "package.module:factory"),
         (["factories_of_the_test:clash"], "Several kernels are named fill"),
-        (["factories_of_the_test:wrong"], "returned a builtins.int"),
+        (["factories_of_the_test:wrong"], "returned a int"),
         (["factories_of_the_test:one", "factories_of_the_test:nothing_at_all"], "nothing_at_all returned nothing"),
         (["factories_of_the_test:bad_name"], "cannot name a file"),
         (["factories_of_the_test:needs_argument"], "without arguments"),

@@ -105,7 +105,7 @@ def test_refusals_name_argument_and_remedy(rng, empty):
     shared = empty(100, "complex64")
     cases = [
         (lambda out: plan(x.astype("complex128"), H, out=out), ArgumentTypeError, "x has dtype complex128"),
-        (lambda out: plan(x.tolist(), H, out=out), ArgumentTypeError, "x is a builtins.list"),
+        (lambda out: plan(x.tolist(), H, out=out), ArgumentTypeError, "x is a list"),
         (lambda out: plan(x[:, :8], H, out=out), ArgumentError, "last axis must be 16"),
         (lambda out: plan(random(rng, (4, 32), "complex64")[:, ::2], H, out=out), ArgumentError, "ascontiguousarray"),
         (lambda out: plan(x[:0], H, out=out), ArgumentError, "no rows"),
