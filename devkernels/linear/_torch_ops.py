@@ -18,12 +18,12 @@ _grad_enabled = torch.is_grad_enabled
 
 
 def _linear_backward(ctx, dy):
-    x, weight, kept = ctx.saved_tensors
-    needs, training = ctx.needs_input_grad, ctx.training
+    saved, needs, training = ctx.saved_tensors, ctx.needs_input_grad, ctx.training
+    x, weight, kept = saved
     if training is not None:
-        found = training.backward(dy, x, weight, kept, needs)
+        found = training.backward(dy, saved, needs)
         if found is not None:
-            return (*found, None)
+            return found
         training.learn(dy, x, weight, kept, needs)
     dx, dw, db = backward(dy, x, weight, kept, ctx.activation, needs)
     return dx, dw, db, None

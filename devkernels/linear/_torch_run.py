@@ -196,7 +196,7 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, activat
     if needs[0] and needs[1] and on_gpu(dy):
         step = _step_for(dy, x, weight, kept, kind, needs[2])
         if step is not None:
-            return step(dy, x, weight, kept)
+            return step(dy.data_ptr(), x.data_ptr(), weight.data_ptr(), 0 if kept is None else kept.data_ptr())[:3]
     dz = flatten("dy", dy)
     dx = dw = db = None
     if kind is not None:
@@ -239,9 +239,9 @@ class _Step:
         if not sums:
             self.new_db = None
 
-    def __call__(self, dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None):
-        stream = _raw_stream(self.index)
-        dz = pointer = dy.data_ptr()
+    def __call__(self, dy: int, x: int, weight: int, kept: int) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        """Run on pointers; gradients of input, weight and bias, and of the activation's name for autograd."""
+        stream, pointer = _raw_stream(self.index), dy
         db, sums = None, 0
         if self.new_db is not None:
             db = self.new_db()
@@ -251,14 +251,14 @@ class _Step:
             held = self.new_dz()
             pointer = held.data_ptr()
             if self.joined is not None:
-                self.joined.launch(dz, kept.data_ptr(), x.data_ptr(), pointer, sums, dw.data_ptr(), stream)
-                self.input.launch(pointer, weight.data_ptr(), 0, dx.data_ptr(), 0, 0, stream)
-                return dx, dw, db
-            self.through.launch(dz, kept.data_ptr(), pointer, sums, stream)
+                self.joined.launch(dy, kept, x, pointer, sums, dw.data_ptr(), stream)
+                self.input.launch(pointer, weight, 0, dx.data_ptr(), 0, 0, stream)
+                return dx, dw, db, None
+            self.through.launch(dy, kept, pointer, sums, stream)
             sums = 0
-        self.input.launch(pointer, weight.data_ptr(), 0, dx.data_ptr(), 0, 0, stream)
-        self.weight.launch(pointer, x.data_ptr(), 0, dw.data_ptr(), sums, 0, stream)
-        return dx, dw, db
+        self.input.launch(pointer, weight, 0, dx.data_ptr(), 0, 0, stream)
+        self.weight.launch(pointer, x, 0, dw.data_ptr(), sums, 0, stream)
+        return dx, dw, db, None
 
 
 def _step_for(dy, x, weight, kept, kind: str | None, sums: bool) -> _Step | None:

@@ -37,13 +37,15 @@ class Training(Look):
         self.lt.launch(a, b, 0, out.data_ptr(), side, target, raw._raw_stream(self.index))
         return out, aux
 
-    def backward(self, dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, needs: tuple[bool, ...]):
-        """Gradients of x, weight and bias."""
-        if self._step is None or self._step[0] != needs or not self._same(dy, x, weight):
+    def backward(self, dy: Tensor, saved: tuple[Tensor, Tensor, Tensor | None], needs: tuple[bool, ...]):
+        """Gradients of x, weight and bias, and None; None alone where something is new."""
+        step, (x, weight, kept) = self._step, saved
+        if step is None or step[0] != needs or not self._same(dy, x, weight):
             return None
-        if (dy.data_ptr() | x.data_ptr() | weight.data_ptr() | (0 if kept is None else kept.data_ptr())) & 255:
+        a, b, c, d = dy.data_ptr(), x.data_ptr(), weight.data_ptr(), 0 if kept is None else kept.data_ptr()
+        if (a | b | c | d) & 255 or not (self._precision is None or self.same_precision()):
             return None
-        return self._step[1](dy, x, weight, kept) if self.same_precision() else None
+        return step[1](a, b, c, d)
 
     def learn(self, dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, needs: tuple[bool, ...]) -> None:
         """Keep the backward pass for such gradients, where it is a pass and two products on contiguous tensors."""
