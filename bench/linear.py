@@ -387,7 +387,7 @@ def main(arguments: list[str] | None = None) -> int:
     for case in select(CASES, options.select):
         large, both = case["tokens"] * case["out"] * case["in"] > 1e12, "backward" in case["work"]
         effort = harness.Effort(
-            rounds=3 if large else 5 if options.quick else 11,
+            rounds=4 if large else 5 if options.quick else 11,
             host_launches=5 if large else 50, host_rounds=1 if large else 5 if both else 20, graph=not large,
         )  # fmt: skip
         with_compile = not options.quick and str(case["tokens"]) in options.compile
