@@ -6,6 +6,9 @@ In: keywords (checked in devkernels/spec.py, completed in devkernels/traits.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, cast
+
 from devkernels import fft_sizes, traits
 from devkernels.checks import whole_number
 from devkernels.device.fft_object import DeviceFFT
@@ -16,6 +19,83 @@ from devkernels.spec import FFTSpec, make_fft_spec
 __all__ = ["DeviceFFT", "Dim3", "Launch", "fft", "next_supported_size", "supported_sizes"]
 
 
+def _size_query(precision, fft_type, sm, execution, real_fft_options) -> FFTSpec:
+    direction = "inverse" if fft_type == "c2r" else "forward"
+    return make_fft_spec(
+        fft_type=fft_type,
+        size=1,
+        precision=precision,
+        direction=direction,
+        execution=execution,
+        real_fft_options=real_fft_options,
+        sm=sm,
+    )
+
+
+def supported_sizes(
+    precision: object,
+    fft_type: str = "c2c",
+    sm: object = None,
+    *,
+    execution: str = "Block",
+    real_fft_options: dict | None = None,
+) -> list[int]:
+    """List every size for which `devkernels.fft` has a device function, ascending.
+
+    Asks libmathdx where it is installed and a stored table where it is not. Arguments as in `devkernels.fft`.
+    """
+    return fft_sizes.sizes(_size_query(precision, fft_type, sm, execution, real_fft_options))
+
+
+def next_supported_size(
+    n: int,
+    precision: object,
+    fft_type: str = "c2c",
+    sm: object = None,
+    *,
+    execution: str = "Block",
+    real_fft_options: dict | None = None,
+) -> int:
+    """Return the smallest supported size that is at least `n`.
+
+    Raises
+    ------
+    UnsupportedSizeError
+        If `n` is beyond the largest.
+    """
+    n = whole_number(n, "n")
+    query = _size_query(precision, fft_type, sm, execution, real_fft_options)
+    found = fft_sizes.next_size(query, n)
+    if found is None:
+        largest = fft_sizes.sizes(query)[-1]
+        raise UnsupportedSizeError(
+            f"n={n} is beyond the largest supported size, {largest}, for {query.fft_type} in {query.precision} on "
+            f"{query.target} ({execution} execution).",
+            spec=query,
+        )
+    return found
+
+
+_P = ParamSpec("_P")
+
+if TYPE_CHECKING:
+
+    class _WithSizes(Generic[_P]):
+        """What `fft` is to a type checker: a function with two more as its attributes."""
+
+        supported_sizes = staticmethod(supported_sizes)
+        next_supported_size = staticmethod(next_supported_size)
+
+        def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> DeviceFFT: ...
+
+
+def _with_sizes(function: Callable[_P, DeviceFFT]) -> _WithSizes[_P]:
+    given: Any = function
+    given.supported_sizes, given.next_supported_size = supported_sizes, next_supported_size
+    return cast("_WithSizes[_P]", function)
+
+
+@_with_sizes
 def fft(
     *,
     fft_type: str,
@@ -102,64 +182,3 @@ def fft(
         sm=sm,
     )
     return DeviceFFT(traits.complete(spec, elements_per_thread, ffts_per_block))
-
-
-def _size_query(precision, fft_type, sm, execution, real_fft_options) -> FFTSpec:
-    direction = "inverse" if fft_type == "c2r" else "forward"
-    return make_fft_spec(
-        fft_type=fft_type,
-        size=1,
-        precision=precision,
-        direction=direction,
-        execution=execution,
-        real_fft_options=real_fft_options,
-        sm=sm,
-    )
-
-
-def supported_sizes(
-    precision: object,
-    fft_type: str = "c2c",
-    sm: object = None,
-    *,
-    execution: str = "Block",
-    real_fft_options: dict | None = None,
-) -> list[int]:
-    """List every size for which `devkernels.fft` has a device function, ascending.
-
-    Asks libmathdx where it is installed and a stored table where it is not. Arguments as in `devkernels.fft`.
-    """
-    return fft_sizes.sizes(_size_query(precision, fft_type, sm, execution, real_fft_options))
-
-
-def next_supported_size(
-    n: int,
-    precision: object,
-    fft_type: str = "c2c",
-    sm: object = None,
-    *,
-    execution: str = "Block",
-    real_fft_options: dict | None = None,
-) -> int:
-    """Return the smallest supported size that is at least `n`.
-
-    Raises
-    ------
-    UnsupportedSizeError
-        If `n` is beyond the largest.
-    """
-    n = whole_number(n, "n")
-    query = _size_query(precision, fft_type, sm, execution, real_fft_options)
-    found = fft_sizes.next_size(query, n)
-    if found is None:
-        largest = fft_sizes.sizes(query)[-1]
-        raise UnsupportedSizeError(
-            f"n={n} is beyond the largest supported size, {largest}, for {query.fft_type} in {query.precision} on "
-            f"{query.target} ({execution} execution).",
-            spec=query,
-        )
-    return found
-
-
-fft.supported_sizes = supported_sizes
-fft.next_supported_size = next_supported_size
