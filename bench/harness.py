@@ -26,29 +26,19 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-import importlib.metadata
-import json
-import os
 import pathlib
-import platform
 import random
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from bench.result_files import RESULTS, merge_rows
+from bench.surroundings import environment
 from devkernels import graphs
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 LAUNCHES = 10  # between two events
-PACKAGES = (
-    "devkernels", "numpy", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "nvmath-python",
-    "nvidia-libmathdx-cu12", "nvidia-libmathdx-cu13", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cufft",
-    "nvidia-cufft-cu12", "cupy-cuda12x", "cupy-cuda13x", "torch", "scipy",
-)  # fmt: skip
 
 
 @dataclass
@@ -100,69 +90,6 @@ def percentiles(samples: Sequence[float]) -> dict[str, float]:
         high = min(low + 1, len(ordered) - 1)
         result[f"p{percent}"] = ordered[low] + (ordered[high] - ordered[low]) * (position - low)
     return result
-
-
-def commit() -> str:
-    """Commit of the tree that is measured; ``-dirty`` where tracked files differ from it, ``unknown`` without git."""
-    here = pathlib.Path(__file__).parent
-    try:
-        head = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no", "--", ":!bench/results"],
-            cwd=here.parent, capture_output=True, text=True, check=True,
-        ).stdout.strip()  # fmt: skip
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head + ("-dirty" if changed else "")
-
-
-def package_versions() -> dict[str, str]:
-    """Versions of the installed packages that bear on a measurement."""
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    if "devkernels" not in versions:  # run from a checkout
-        from devkernels import __version__
-
-        versions["devkernels"] = __version__
-    return versions
-
-
-def environment(commit_name: str | None = None) -> dict[str, object]:
-    """GPU, driver, versions, date and commit: part of every row."""
-    import cupy as cp
-
-    device = cp.cuda.Device()
-    properties = cp.cuda.runtime.getDeviceProperties(device.id)
-    versions = package_versions()
-    versions["cuda runtime"] = _dotted(cp.cuda.runtime.runtimeGetVersion())
-    return {
-        "gpu": properties["name"].decode(),
-        "compute_capability": f"{properties['major']}.{properties['minor']}",
-        "driver": _driver_release(),
-        "driver_cuda": _dotted(cp.cuda.runtime.driverGetVersion()),
-        "l2_bytes": int(properties["l2CacheSize"]),
-        "versions": versions,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit_name or commit(),
-    }
-
-
-def _dotted(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
-
-
-@functools.cache
-def _driver_release() -> str:
-    """``580.95.05`` and the like; the CUDA version of the driver is a separate entry."""
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 @contextlib.contextmanager
@@ -310,38 +237,6 @@ def measure(setup: Setup, stream: object, effort: Effort) -> list[dict[str, obje
         if replayed:
             row["graph_ms"] = percentiles(replayed)
     return rows
-
-
-def results_path(name: str, folder: pathlib.Path = RESULTS) -> pathlib.Path:
-    return folder / f"{name}.json"
-
-
-def load_rows(name: str, folder: pathlib.Path = RESULTS) -> list[dict[str, object]]:
-    """Rows measured so far; an empty list where there are none."""
-    path = results_path(name, folder)
-    return json.loads(path.read_text())["rows"] if path.exists() else []
-
-
-def _key(row: dict[str, object]) -> str:
-    return json.dumps([row["case"], row["gpu"]], sort_keys=True)
-
-
-def merge_rows(name: str, new: Sequence[dict[str, object]], folder: pathlib.Path = RESULTS) -> pathlib.Path:
-    """Put `new` rows into the file: they replace the rows of the same case and GPU, all else stays. Atomic.
-
-    A case is replaced as a whole because its contenders are compared with each other: they belong to one run.
-    """
-    replaced = {_key(row) for row in new}
-    rows = [row for row in load_rows(name, folder) if _key(row) not in replaced] + list(new)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = results_path(name, folder)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}-", suffix=".json")
-    with os.fdopen(handle, "w") as file:
-        json.dump({"benchmark": name, "rows": rows}, file, indent=1)
-        file.write("\n")
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
-    return path
 
 
 def run_benchmark(

@@ -125,9 +125,10 @@ def main() -> int:
     options = parser.parse_args()
     sys.meta_path.insert(0, Blocker())
     os.environ["DEVKERNELS_DISABLE_JIT"] = "1"
-    from bench import harness
+    from bench import result_files
+    from bench.surroundings import environment
 
-    surroundings, rows = harness.environment(options.commit), []
+    surroundings, rows = environment(options.commit), []
     paths = sorted(options.folder.glob("convolution_*.dkimage"))
     for name, checked in [*((path.name, lambda path=path: {"": check(path)}) for path in paths),
                           ("ready", lambda: check_ready(options.folder))]:  # fmt: skip
@@ -140,7 +141,7 @@ def main() -> int:
             rows.append({"case": case, "contender": "image", **surroundings, **told})
             print(case["image"], told.get("error"), told.get("failed", "fine"), flush=True)
     assert not any(name in sys.modules for name in BLOCKED)
-    print(harness.merge_rows("images", rows, options.results or harness.RESULTS))
+    print(result_files.merge_rows("images", rows, options.results or result_files.RESULTS))
     return 1 if any("failed" in row for row in rows) else 0
 
 

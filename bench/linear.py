@@ -19,7 +19,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
 
-from bench import harness  # noqa: E402
+from bench import harness, result_files  # noqa: E402
 from bench.harness import Contender, Setup  # noqa: E402
 from bench.report import Table  # noqa: E402
 
@@ -376,7 +376,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--compile", nargs="*", default=everything, metavar="TOKENS",
                         help="where torch.compile takes part (minutes in all); if not given, everywhere")  # fmt: skip
     parser.add_argument("--select", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--results", type=pathlib.Path, default=harness.RESULTS)
+    parser.add_argument("--results", type=pathlib.Path, default=result_files.RESULTS)
     parser.add_argument("--commit")
     options = parser.parse_args(arguments)
     import torch  # noqa: F401 - the harness makes its stream current for torch if torch is there

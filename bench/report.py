@@ -18,7 +18,7 @@ from dataclasses import dataclass
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from bench import harness  # noqa: E402 - the checkout comes first on the path
+from bench import result_files  # noqa: E402 - the checkout comes first on the path
 
 _MARKED = re.compile(r"(<!-- bench:([\w:]+) -->\n).*?(<!-- /bench:\2 -->)", re.DOTALL)
 
@@ -141,27 +141,27 @@ def markdown(rows: list[dict], table: Table) -> str:
     return "\n".join(text) + "\n"
 
 
-def fill(text: str, folder: pathlib.Path = harness.RESULTS) -> str:
+def fill(text: str, folder: pathlib.Path = result_files.RESULTS) -> str:
     """`text` with all its marked tables made anew; where nothing has been measured, as it is."""
 
     def replace(match: re.Match[str]) -> str:
         name, _, key = match[2].partition(":")
         tables = tables_of(name)
         table = tables[key] if key else next(iter(tables.values()))
-        rows = harness.load_rows(name, folder)
+        rows = result_files.load_rows(name, folder)
         return match[1] + markdown(rows, table) + match[3] if rows else match[0]
 
     return _MARKED.sub(replace, text)
 
 
-def plot(name: str, table: Table, path: pathlib.Path, folder: pathlib.Path = harness.RESULTS) -> bool:
+def plot(name: str, table: Table, path: pathlib.Path, folder: pathlib.Path = result_files.RESULTS) -> bool:
     """One line for each contender over the first key of the table. False where nothing was measured."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = _chosen(harness.load_rows(name, folder), table)
+    rows = _chosen(result_files.load_rows(name, folder), table)
     if not rows:
         return False
     read, _ = METRICS[table.metric]
@@ -211,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
         "tables up to date" if not stale else f"{'stale' if options.check else 'wrote'}: {', '.join(map(str, stale))}"
     )
     if not options.check and not options.no_plots:
-        for results in sorted(harness.RESULTS.glob("*.json")):
+        for results in sorted(result_files.RESULTS.glob("*.json")):
             if (ROOT / "bench" / f"{results.stem}.py").exists():
                 table = next(
                     iter(getattr(importlib.import_module(f"bench.{results.stem}"), "TABLES", {}).values()), None

@@ -15,12 +15,12 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
 
-from bench import harness  # noqa: E402 - the checkout comes first on the path
+from bench import harness, result_files  # noqa: E402 - the checkout comes first on the path
 
 
 def available() -> list[str]:
     """Names of the benchmarks of this folder."""
-    tools = {"__init__", "captured", "harness", "run", "report", "start", "images"}
+    tools = {"__init__", "captured", "harness", "images", "report", "result_files", "run", "start", "surroundings"}
     return sorted(path.stem for path in HERE.glob("*.py") if path.stem not in tools and not path.stem.startswith("_"))
 
 
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--select", action="append", default=[], metavar="KEY=VALUE", help="only cases with this value")
     parser.add_argument("--graph", action="store_true", help="also replay CUDA graphs of ten launches")
     parser.add_argument("--rounds", type=int, default=harness.Effort.rounds, help="event pairs for each contender")
-    parser.add_argument("--results", type=pathlib.Path, default=harness.RESULTS, help="folder of the JSON files")
+    parser.add_argument("--results", type=pathlib.Path, default=result_files.RESULTS, help="folder of the JSON files")
     parser.add_argument("--commit", help="commit to write into the rows where there is no git")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(available()):
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
             folder=options.results,
             commit_name=options.commit,
         )
-        print(f"{name}: wrote {harness.results_path(name, options.results)}")
+        print(f"{name}: wrote {result_files.results_path(name, options.results)}")
     if failures:
         print(f"{failures} contender(s) failed")
     return 1 if failures else 0

@@ -86,9 +86,10 @@ def main() -> int:
     parser.add_argument("--warm", action="store_true", help="leave out what compiles")
     parser.add_argument("--program", action="append", choices=list(PROGRAMS))
     options = parser.parse_args()
-    from bench import harness
+    from bench import harness, result_files
+    from bench.surroundings import environment
 
-    surroundings, failures = harness.environment(options.commit), 0
+    surroundings, failures = environment(options.commit), 0
     for program in options.program or PROGRAMS:
         with tempfile.TemporaryDirectory() as folder:
             measured = measure(program, folder, options.repeats, 0 if options.warm else options.cold_repeats)
@@ -106,7 +107,7 @@ def main() -> int:
             rows.append(row)
             shown = ("case", "contender", "ms", "first_result_ms", "stages_ms", "builds", "failed")
             print(json.dumps({key: row.get(key) for key in shown}), flush=True)
-        print(harness.merge_rows("start", rows, options.results or harness.RESULTS))
+        print(result_files.merge_rows("start", rows, options.results or result_files.RESULTS))
     return 1 if failures else 0
 
 

@@ -147,7 +147,7 @@ def _gpu_line() -> list[str]:
 
 
 def _summary(config: pytest.Config, stats: dict, exit_status: int) -> dict[str, object]:
-    from bench.harness import commit, package_versions
+    from bench.surroundings import commit, package_versions
 
     outcomes = ("passed", "failed", "error", "skipped", "deselected", "xfailed", "xpassed")
     gpu, driver, capability = (*_gpu_line(), None, None, None)[:3]

@@ -122,7 +122,7 @@ def main():
 
 
 def check(path, commit):
-    from bench.harness import environment
+    from bench.surroundings import environment
 
     results = {}
     for tool in TOOLS:

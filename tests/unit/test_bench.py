@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from bench import harness, report, run
+from bench import harness, report, result_files, run
 
 
 class _Event:
@@ -104,7 +104,7 @@ def _set_up(case):
 def test_rows_are_checked_timed_and_merged(fake_cupy, tmp_path, capsys):
     cases = [{"size": 64}, {"size": 13}]
     failures = harness.run_benchmark("demo", cases, _set_up, folder=tmp_path, commit_name="abc")
-    rows = harness.load_rows("demo", tmp_path)
+    rows = result_files.load_rows("demo", tmp_path)
     by_name = {(row["case"]["size"], row["contender"]): row for row in rows}
     assert failures == 3
     assert by_name[64, "ours"]["times_copy"] == pytest.approx(1.25)
@@ -119,7 +119,7 @@ def test_rows_are_checked_timed_and_merged(fake_cupy, tmp_path, capsys):
         assert {"gpu", "driver", "versions", "date", "commit"} <= set(row)
     assert "FAILED" in capsys.readouterr().out
     harness.run_benchmark("demo", [{"size": 64}], _set_up, folder=tmp_path, commit_name="def")
-    again = harness.load_rows("demo", tmp_path)
+    again = result_files.load_rows("demo", tmp_path)
     assert len(again) == len(rows)
     assert {row["commit"] for row in again if row["case"]["size"] == 64} == {"def"}
     assert {row["commit"] for row in again if row["case"]["size"] == 13} == {"abc"}
@@ -130,7 +130,7 @@ def test_the_queue_is_filled_where_the_benchmark_says_so(fake_cupy, monkeypatch,
     monkeypatch.setattr(harness, "_holder", lambda: lambda grid, block, arguments: held.append(int(arguments[0])))
     for effort in (harness.Effort(rounds=2), harness.Effort(rounds=2, held=True)):
         harness.run_benchmark("demo", [{"size": 64}], _set_up, effort=effort, folder=tmp_path, commit_name="abc")
-        rows = [row for row in harness.load_rows("demo", tmp_path) if "ms" in row]
+        rows = [row for row in result_files.load_rows("demo", tmp_path) if "ms" in row]
         assert [row.get("held", False) for row in rows] == [effort.held] * 2
         assert rows[1]["times_copy"] == pytest.approx(1.25)
         assert len(held) == (4 if effort.held else 0)
@@ -190,7 +190,7 @@ def test_all_benchmarks_can_be_listed_without_a_gpu(capsys):
 
 def test_committed_results_are_whole():
     """Every committed row says where it comes from; every table in the pages is made from them."""
-    for path in sorted(harness.RESULTS.glob("*.json")):
+    for path in sorted(result_files.RESULTS.glob("*.json")):
         document = json.loads(path.read_text())
         for row in document.get("rows", []):
             assert row["gpu"], path
