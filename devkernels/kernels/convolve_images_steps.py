@@ -126,8 +126,7 @@ def rows_there(
         source = min(row, image_rows - 1)
         if wraps:
             source = row - lead_y if row >= lead_y else row - lead_y + image_rows
-        if wraps or count > 1:
-            column -= lead_x
+        column -= lead_x
         base = (image * image_rows + source) * image_columns + column
         if real and not pairs:
             for e in range(elements):

@@ -24,7 +24,8 @@ class AxisPlan:
     """One axis: transform length, and which samples of the full (or circular) convolution are written.
 
     An axis goes in `segments` (overlap-save) where that makes transforms shorter by a stage: segment s starts at sample
-    ``begin + s hop`` and gives the samples ``s hop ...`` of the window.
+    ``begin + s hop`` and gives samples ``s hop ...`` of the window. Where there is room these begin at a multiple of
+    8 in a transform, and so do segments: results are then written in whole sectors of memory.
 
     With `lead` the transform begins with the axis's last `lead` samples: a circular convolution of a length that has no
     transform of its own.
@@ -37,21 +38,13 @@ class AxisPlan:
     window: int
     lead: int = 0
     segments: int = 1
-
-    @property
-    def hop(self) -> int:
-        """Samples of the result that a segment gives."""
-        return self.window if self.segments == 1 else self.size - self.taps + 1
+    hop: int = 0  # samples of the result that a segment gives
+    first: int = 0  # where they begin in its transform
 
     @property
     def begin(self) -> int:
         """Sample of the axis (after its lead) where the first segment starts: zero or less."""
-        return 0 if self.segments == 1 else self.start - (self.taps - 1)
-
-    @property
-    def first(self) -> int:
-        """First sample of a segment's transform that is written."""
-        return self.start - self.begin
+        return self.start - self.first
 
 
 def check_valid(shape: tuple[int, ...], taps: tuple[int, ...]) -> None:
@@ -102,7 +95,7 @@ def _axis_plans(
         if taps > length:
             raise SpecError(f"mode='circular' needs a filter no larger than the images: {taps} > {length}.")
         if _has_plan(length, words):
-            yield AxisPlan(length, length, taps, start, window)
+            yield AxisPlan(length, length, taps, start, window, hop=window, first=start)
             return
         lead = start = taps - 1
         needed = length + taps - 1
@@ -114,13 +107,23 @@ def _axis_plans(
         if size >= needed and _has_plan(size, words):
             segments = 0 if found or start < taps - 1 - length else _in_segments(size, taps, window, words)
             if segments:
-                yield AxisPlan(SEGMENT, length, taps, start, window, lead, segments)
-            yield AxisPlan(size, length, taps, start, window, lead)
+                hop = min(SEGMENT - taps + 1, _even(-(-window // segments)))
+                least, most = taps - 1, SEGMENT - hop
+                first = _even(least) if _even(least) <= most else least
+                yield AxisPlan(SEGMENT, length, taps, start, window, lead, segments, hop, first)
+            # Samples may stand some places later as long as the axis and the window still end in the transform.
+            room = size - max(length + lead, start + window)
+            first = _even(start) if _even(start) - start <= room else start
+            yield AxisPlan(size, length, taps, start, window, lead, 1, window, first)
             found += 1
             if found == 2:
                 return
     if not found:
         raise UnsupportedSizeError(f"An axis of {length} with {taps} taps needs {needed} points; the most is {top}.")
+
+
+def _even(samples: int) -> int:
+    return -(-samples // 8) * 8
 
 
 def _in_segments(size: int, taps: int, window: int, words: int) -> int:
