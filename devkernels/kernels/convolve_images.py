@@ -42,16 +42,16 @@ def _thread_of(fft: BlockFFT) -> Callable:
 @lazy_kernel
 def rows_forward_kernel(
     fft: BlockFFT, dtype: str, pairs: bool = False, wraps: bool = False, prologue: Callable | None = None,
-    known: emit.Spans = emit.UNKNOWN, segments: tuple[int, int] = WHOLE,
+    known: emit.Spans = emit.UNKNOWN, segments: tuple[int, int] = WHOLE, bands: steps.Bands | None = None,
 ):  # fmt: skip
     """Kernel ``f(x, work, marks, images, groups, image_rows, image_columns, page_rows, lead_y, lead_x, extra)``.
 
     Grid (chunks of rows' segments, pages). With `pairs` two real images make one plate. Sample c of segment s is sample
     ``c + s hop - lead_x`` of an image's row. With `wraps` row r of a page is row ``r - lead_y`` of the image, and rows
     and samples before the first are counted from the end. `known` is what is known of samples inside an image's row;
-    without `wraps` only.
+    without `wraps` only. With `bands` a plate is the two halves of one image.
     """
-    transform = steps.rows_there(fft, steps.own(fft)[0], dtype, pairs, wraps, prologue, known, segments)
+    transform = steps.rows_there(fft, steps.own(fft)[0], dtype, pairs, wraps, prologue, known, segments, bands)
     elements, number, here = fft.elements_per_thread, fft.dtype, _thread_of(fft)
 
     def transform_rows(x, work, marks, images, groups, image_rows, image_columns, page_rows, lead_y, lead_x, extra):
@@ -128,14 +128,14 @@ def columns_kernel(
 @lazy_kernel
 def rows_inverse_kernel(
     fft: BlockFFT, dtype: str, pairs: bool = False, epilogue: Callable | None = None,
-    known: emit.Spans = emit.UNKNOWN, segments: tuple[int, int] = WHOLE,
+    known: emit.Spans = emit.UNKNOWN, segments: tuple[int, int] = WHOLE, bands: steps.Bands | None = None,
 ):  # fmt: skip
     """Kernel ``f(work, out, marks, images, groups, out_rows, out_columns, page_rows, start, chunks, extra)``.
 
     The grid is as in the forward one, which had `chunks` blocks for each page. Samples ``start ... start + hop`` of
     segment s are samples ``s hop ...`` of a row. `known` is what is known of the samples that are written.
     """
-    transform = steps.rows_back(fft, steps.own(fft)[1], dtype, pairs, epilogue, known, segments)
+    transform = steps.rows_back(fft, steps.own(fft)[1], dtype, pairs, epilogue, known, segments, bands)
     elements, number, here = fft.elements_per_thread, fft.dtype, _thread_of(fft)
 
     def finish_rows(work, out, marks, images, groups, out_rows, out_columns, page_rows, start, chunks, extra):

@@ -7,6 +7,7 @@ array, for the kernels of `convolve_images` and `convolve_images_flow`, which sa
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +18,18 @@ from devkernels.kernels.convolve_steps import each_sample, finite_only, not_fini
 from devkernels.lazy import cuda
 
 WHOLE = (1, 0)  # an axis in one piece: (segments, samples that each gives)
+
+
+@dataclass(frozen=True)
+class Bands:
+    """One real image as the two of a plate: its upper and its lower half, with the rows around that they need.
+
+    Row r of a page is rows ``begin + r`` and ``begin + hop + r`` of the image, r < `rows`; the halves give `hop` rows.
+    """
+
+    hop: int
+    begin: int
+    rows: int
 
 
 def own(fft: BlockFFT) -> tuple[Callable, Callable, Callable]:
@@ -72,8 +85,8 @@ def _apart(fft: BlockFFT) -> Callable:
     return device_function(separate)
 
 
-def _spoil(fft: BlockFFT) -> Callable:
-    """Device function ``f(data, marks, start, count)``: make the marked parts NaN."""
+def _spoil(fft: BlockFFT, both: bool = False) -> Callable:
+    """Device function ``f(data, marks, start, count)``: make the marked parts NaN, or with `both` both if one is."""
     stride, threads, spoil = fft.stride, fft.stride * fft.ffts_per_block, spoiler(fft)
 
     def spoil_marked(data, marks, start, count):
@@ -82,14 +95,14 @@ def _spoil(fft: BlockFFT) -> Callable:
             mark |= marks[start + place]
         if cuda.syncthreads_or(np.int32(mark)):
             first, second = cuda.syncthreads_or(np.int32(mark & 1)), cuda.syncthreads_or(np.int32(mark & 2))
-            spoil(data, (1 if first else 0) | (2 if second else 0))
+            spoil(data, 3 if both else (1 if first else 0) | (2 if second else 0))
 
     return device_function(spoil_marked)
 
 
 def rows_there(
     fft: BlockFFT, forward: Callable, dtype: str, pairs: bool, wraps: bool, prologue: Callable | None,
-    known: emit.Spans, segments: tuple[int, int],
+    known: emit.Spans, segments: tuple[int, int], bands: Bands | None = None,
 ) -> Callable:  # fmt: skip
     """Device function that reads a segment of a row of a page's images and transforms it; see `rows_forward_kernel`.
 
@@ -110,6 +123,7 @@ def rows_there(
     before, before_second = (each_sample(fft, prologue, part, 1, wraps, True) for part in parts)
     store, separate, elements, size = fft.store, _apart(fft), fft.elements_per_thread, fft.size
     step, zero = 2 if pairs else 1, fft.dtype.type(0)
+    halves, top, below, most = (False, 0, 0, 0) if bands is None else (True, bands.begin, bands.hop, bands.rows)
 
     def transform(
         data, shared, x, work, marks, thread, lane, line, page, slot, mark, images, groups, image_rows, image_columns,
@@ -124,6 +138,10 @@ def rows_there(
         live = row < image_rows + lead_y
         width = image_columns if live else 0
         source = min(row, image_rows - 1)
+        if halves:
+            live, place = row < most, row + top
+            source = max(0, min(place, image_rows - 1))
+            width = image_columns if place == source else 0
         if wraps:
             source = row - lead_y if row >= lead_y else row - lead_y + image_rows
         column -= lead_x
@@ -137,11 +155,21 @@ def rows_there(
         before(data, (image, source), column, width, extra)
         if pairs:
             other = image + groups
+            if halves:
+                other, place = image, row + top + below
+                source = max(0, min(place, image_rows - 1))
+                if width == 0:  # slots that are known to lie inside have been read nonetheless
+                    for e in range(elements):
+                        data[e] = zero
+                width = image_columns if place == source else 0
             width = width if other < images else 0
             base = ((other if other < images else image) * image_rows + source) * image_columns + column
             second(data, x, base, column, width)
             if wraps:
                 around_second(data, x, base + image_columns, column + image_columns, width if column < 0 else 0)
+            if halves and width == 0:
+                for e in range(elements):
+                    data[e] = complex(data[e].real, zero.real)
             before_second(data, (other, source), column, width, extra)
             separate(data, marks, mark)
         forward(data, shared, thread, lane)
@@ -202,7 +230,7 @@ def columns_through(
 
 def rows_back(
     fft: BlockFFT, inverse: Callable, dtype: str, pairs: bool, epilogue: Callable | None, known: emit.Spans,
-    segments: tuple[int, int],
+    segments: tuple[int, int], bands: Bands | None = None,
 ) -> Callable:  # fmt: skip
     """Device function that transforms a segment of a page's row back and writes it; see `rows_inverse_kernel`."""
     count, hop = segments
@@ -213,7 +241,8 @@ def rows_back(
         emit.scatter(emit.Move(fft.offsets, fft.dtype.name, dtype, part, masked=True, inside=inside, within=within))
         for part in ends
     )
-    load, size, step, spoil = fft.load, fft.size, 2 if pairs else 1, _spoil(fft)
+    load, size, step, spoil = fft.load, fft.size, 2 if pairs else 1, _spoil(fft, bands is not None)
+    halves, below = (False, 0) if bands is None else (True, bands.hop)
     after, after_second = (each_sample(fft, epilogue, part, 1, False, True) for part in ends)
 
     def transform(
@@ -222,7 +251,8 @@ def rows_back(
     ):  # fmt: skip
         group = np.int64(np.uint32(page) % np.uint32(groups))  # 32 bits: a division of 64 is a long one
         image = step * (page - group) + group
-        load(data, work, (slot * page_rows * count + min(line, out_rows * count - 1)) * size + thread)
+        last = (below if halves else out_rows) * count - 1
+        load(data, work, (slot * page_rows * count + min(line, last)) * size + thread)
         inverse(data, shared, thread, lane)
         if pairs:
             spoil(data, marks, page * chunks, chunks)
@@ -231,11 +261,14 @@ def rows_back(
             row = np.int64(np.uint32(line) // np.uint32(count))
             done = (line - row * count) * hop
             limit = max(0, min(hop, out_columns - done))
-        if row < out_rows:
+        if line <= last:
             column = thread - start
             after(data, (image, row), column + done, out_columns, extra)
             first(data, out, (image * out_rows + row) * out_columns + done + column, column, limit)
             other = image + groups
+            if halves:
+                other = image if row + below < out_rows else images
+                row += below
             if pairs and other < images:
                 after_second(data, (other, row), column + done, out_columns, extra)
                 second(data, out, (other * out_rows + row) * out_columns + done + column, column, limit)

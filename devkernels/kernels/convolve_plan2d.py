@@ -16,7 +16,7 @@ from devkernels.kernels.convolve_plan import COMPUTE
 # Points of a segment: a transform that passes shared memory once only (24 * 24), where 1152 points do so twice; with 63
 # taps two fit 1024 samples. Columns take .0646 ms so, with the longer transform .0735 (16 images of 1024 x 1024, H200).
 SEGMENT = 576
-MOST_SEGMENTS = 4  # all of a column's are in one block, which so may write in place
+MOST_SEGMENTS = 8  # all of a column's are in one block, which so may write in place
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class AxisPlan:
     """One axis: transform length, and which samples of the full (or circular) convolution are written.
 
     An axis goes in `segments` (overlap-save) where that makes transforms shorter by a stage: segment s starts at sample
-    ``begin + s hop`` and gives samples ``s hop ...`` of the window. Where there is room these begin at a multiple of
-    8 in a transform, and so do segments: results are then written in whole sectors of memory.
+    ``begin + s hop`` and gives samples ``s hop ...`` of the window. Along rows these begin at a multiple of 8 in a
+    transform where there is room, and so do segments: results are then written in whole sectors of memory.
 
     With `lead` the transform begins with the axis's last `lead` samples: a circular convolution of a length that has no
     transform of its own.
@@ -60,8 +60,8 @@ def check_valid(shape: tuple[int, ...], taps: tuple[int, ...]) -> None:
 def axis_plans(shape: tuple[int, ...], taps: tuple[int, ...], dtype: str, mode: str) -> tuple[AxisPlan, ...]:
     """A plan for each axis of a convolution in a mode."""
     return tuple(
-        axis_plan(n, k, COMPUTE[dtype], *convolve_plan.window(mode, n, k), mode == "circular")
-        for n, k in zip(shape, taps, strict=True)
+        axis_plan(n, k, COMPUTE[dtype], *convolve_plan.window(mode, n, k), mode == "circular", along)
+        for n, k, along in zip(shape, taps, (False, True), strict=True)
     )
 
 
@@ -70,25 +70,30 @@ def window_plans(
 ) -> tuple[AxisPlan, ...]:
     """A plan for each axis, to write `samples` samples from `starts` of the full convolution."""
     return tuple(
-        axis_plan(n, k, COMPUTE[dtype], start, window)
-        for n, k, start, window in zip(shape, taps, starts, samples, strict=True)
+        axis_plan(n, k, COMPUTE[dtype], start, window, along=along)
+        for n, k, start, window, along in zip(shape, taps, starts, samples, (False, True), strict=True)
     )
 
 
-def axis_variants(length: int, taps: int, dtype: str, mode: str) -> list[AxisPlan]:
+def axis_variants(length: int, taps: int, dtype: str, mode: str, along: bool) -> list[AxisPlan]:
     """Plans of an axis that may be worth measuring, the usual one first."""
     start, window = convolve_plan.window(mode, length, taps)
-    return list(_axis_plans(length, taps, COMPUTE[dtype], start, window, mode == "circular"))
+    return list(_axis_plans(length, taps, COMPUTE[dtype], start, window, mode == "circular", along))
 
 
-def axis_plan(length: int, taps: int, precision: str, start: int, window: int, circular: bool = False) -> AxisPlan:
-    """Plan an axis on which `window` samples from sample `start` are wanted."""
-    return next(_axis_plans(length, taps, precision, start, window, circular))
+def axis_plan(
+    length: int, taps: int, precision: str, start: int, window: int, circular: bool = False, along: bool = False
+) -> AxisPlan:
+    """Plan an axis on which `window` samples from sample `start` are wanted; `along` rows, or down columns."""
+    return next(_axis_plans(length, taps, precision, start, window, circular, along))
 
 
 def _axis_plans(
-    length: int, taps: int, precision: str, start: int, window: int, circular: bool
+    length: int, taps: int, precision: str, start: int, window: int, circular: bool, along: bool
 ) -> Iterator[AxisPlan]:  # fmt: skip
+    def even(samples: int) -> int:
+        return -(-samples // 8) * 8 if along else samples
+
     words = convolve_plan.word_bytes(precision)
     lead = 0
     if circular:
@@ -107,23 +112,19 @@ def _axis_plans(
         if size >= needed and _has_plan(size, words):
             segments = 0 if found or start < taps - 1 - length else _in_segments(size, taps, window, words)
             if segments:
-                hop = min(SEGMENT - taps + 1, _even(-(-window // segments)))
+                hop = min(SEGMENT - taps + 1, even(-(-window // segments)))
                 least, most = taps - 1, SEGMENT - hop
-                first = _even(least) if _even(least) <= most else least
+                first = even(least) if even(least) <= most else least
                 yield AxisPlan(SEGMENT, length, taps, start, window, lead, segments, hop, first)
             # Samples may stand some places later as long as the axis and the window still end in the transform.
             room = size - max(length + lead, start + window)
-            first = _even(start) if _even(start) - start <= room else start
+            first = even(start) if even(start) - start <= room else start
             yield AxisPlan(size, length, taps, start, window, lead, 1, window, first)
             found += 1
             if found == 2:
                 return
     if not found:
         raise UnsupportedSizeError(f"An axis of {length} with {taps} taps needs {needed} points; the most is {top}.")
-
-
-def _even(samples: int) -> int:
-    return -(-samples // 8) * 8
 
 
 def _in_segments(size: int, taps: int, window: int, words: int) -> int:

@@ -114,7 +114,7 @@ def images(shape: tuple[int, int], taps: tuple[int, int], dtype: str, mode: str)
     SpecError, UnsupportedSizeError
         As without tuning.
     """
-    variants = [axis_variants(n, k, dtype, mode) for n, k in zip(shape, taps, strict=True)]
+    variants = [axis_variants(n, k, dtype, mode, along) for n, k, along in zip(shape, taps, (False, True), strict=True)]
     key, kept = _kept("images", shape, taps, dtype, mode)
     if kept is not None:
         columns = kept["columns"] and Choice(**{**kept["columns"], "radices": tuple(kept["columns"]["radices"])})

@@ -7,6 +7,7 @@ the transform's width and the image's height, for each image, or for two real on
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ from devkernels.engine import choose, emit
 from devkernels.engine.block_fft import BlockFFT, block_fft
 from devkernels.errors import ArgumentError, ArgumentTypeError
 from devkernels.kernels import arrays, convolve_autograd, convolve_grad2d, convolve_images
-from devkernels.kernels.convolve_images_steps import WHOLE
+from devkernels.kernels.convolve_images_steps import WHOLE, Bands
 from devkernels.kernels.convolve_long import columns_fft
 from devkernels.kernels.convolve_plan import COMPUTE, word_bytes
-from devkernels.kernels.convolve_plan2d import AxisPlan
+from devkernels.kernels.convolve_plan2d import AxisPlan, axis_plan
 from devkernels.kernels.convolve_recipe import Recipes, key_of
 from devkernels.kernels.convolve_steps import extra_type, signature, takes_extra
 from devkernels.kernels.convolve_views import expanded
@@ -30,6 +31,7 @@ _MOST_GRID_Y = 65535
 # Bytes of pages that are worked on at a time. As few as would stay in the L2 cache between the kernels are slower
 # (bench/results/fftconvolve.json): the ends of so many kernels cost more than the trips to memory.
 _WORK = 1 << 30
+_HALVED = 1 << 20  # samples from which one real image goes as two halves: smaller ones take as long as their launches
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,21 @@ class _Recipe:
         return self.itemsize * self.samples, self.itemsize * math.prod(self.shape)
 
 
+@dataclass(frozen=True)
+class _Other:
+    """A call that another plan does."""
+
+    plan: Any
+    bytes: tuple[int, int]
+
+
 def _columns(size: int, precision: str, segments: int = 1, found: choose.Choice | None = None) -> BlockFFT:
     """The transform along columns, several columns in a block, all segments of each."""
     found = found or choose.COLUMNS.get((size, word_bytes(precision)))
     if found is None:
         usual = columns_fft(size, precision).plan
         found = choose.Choice(usual.radices, usual.elements, usual.rows)
-    rows = found.rows if segments == 1 else segments * max(1, 2 * found.rows // segments)
+    rows = found.rows if segments == 1 else segments * max(found.rows // 2, 2 * found.rows // segments)
     fft = block_fft(
         size, precision, radices=found.radices, elements_per_thread=found.elements, ffts_per_block=rows, columns=True,
         pairs=found.pairs,
@@ -94,14 +104,18 @@ class FFTConvolve2D:
 
     def __init__(
         self, plans: tuple[AxisPlan, AxisPlan], dtype: str, mode: str = "window", prologue: Callable | None = None,
-        epilogue: Callable | None = None, columns: choose.Choice | None = None,
+        epilogue: Callable | None = None, columns: choose.Choice | None = None, halved: AxisPlan | None = None,
     ):  # fmt: skip
         self.plans, self.dtype, self.mode = plans, dtype, mode
         self.prologue, self.epilogue = prologue, epilogue
         wants = takes_extra(prologue, 3, "prologue"), takes_extra(epilogue, 3, "epilogue")
         self.takes_extra = any(wants)
         precision, (y, x) = COMPUTE[dtype], plans
-        self.shape, self.taps, self.out_shape = (y.length, x.length), (y.taps, x.taps), (y.window, x.window)
+        whole, bands = y, None  # the axis of the images that are given
+        if halved is not None:
+            whole, bands = halved, Bands(y.window, halved.start - (halved.taps - 1), y.length)
+        self.shape, self.taps, self.out_shape = (whole.length, x.length), (y.taps, x.taps), (whole.window, x.window)
+        self._halved = halved is not None
         self.rows: BlockFFT = block_fft(x.size, precision)
         self.columns: BlockFFT = _columns(y.size, precision, y.segments, columns)
         self.kept: list = []
@@ -113,12 +127,14 @@ class FFTConvolve2D:
         self._width = x.segments * x.size
         self._kernels = (
             convolve_images.rows_forward_kernel(
-                self.rows, dtype, self._pairs, wraps, prologue, emit.UNKNOWN if wraps else x_read, _segments(x)
+                self.rows, dtype, self._pairs, wraps, prologue, emit.UNKNOWN if wraps else x_read, _segments(x), bands
             ),
             convolve_images.columns_kernel(
                 self.columns, self._width, y_read, y_written, True, _segments(y), x.segments
             ),
-            convolve_images.rows_inverse_kernel(self.rows, dtype, self._pairs, epilogue, x_written, _segments(x)),
+            convolve_images.rows_inverse_kernel(
+                self.rows, dtype, self._pairs, epilogue, x_written, _segments(x), bands
+            ),
         )
         self._filter_columns = one = self.columns if y.segments == 1 else _columns(y.size, precision, 1, columns)
         self._filter_kernels = (
@@ -227,6 +243,12 @@ class FFTConvolve2D:
             arrays.describe(x, "x")  # refuses a tensor whose gradient would get lost: it needs h
         given, filter_ = x, h
         batch, groups, x, h = self._broadcast(seen.shape[:-2], x, h, spectra)
+        if h is not None and math.prod(batch) == groups and self._in_halves is not None:
+            result = self._in_halves(x, h, out=out, extra=extra)
+            if key is not None and x is given and h is filter_:
+                taken = (seen.itemsize * math.prod(seen.shape), seen.itemsize * math.prod(result.shape))
+                self._recipes.keep(key, _Other(self._in_halves, taken))
+            return result
         shape = (*batch, *self.out_shape)
         if out is not None:
             self._check_out(out, seen, shape)
@@ -247,8 +269,24 @@ class FFTConvolve2D:
             self._recipes.keep(key, _Recipe(shape, steps, filters, seen.itemsize, math.prod(seen.shape)))
         return result
 
-    def _again(self, recipe: _Recipe, x: Any, h: Any, spectra: Any, out: Any, extra: Any) -> Any:
+    @functools.cached_property
+    def _in_halves(self) -> FFTConvolve2D | None:
+        """The plan for one real image with a filter, large enough that both its halves had better make a plate."""
+        y, x = self.plans
+        if not self._pairs or self._halved or y.lead or x.lead or self.mode == "circular" or y.window < 2:
+            return None
+        if math.prod(self.shape) < _HALVED:
+            return None
+        rows = -(-y.window // 2)
+        half = axis_plan(rows + y.taps - 1, y.taps, COMPUTE[self.dtype], y.taps - 1, rows)
+        if 4 * half.size * half.segments > 3 * y.size * y.segments:
+            return None
+        return FFTConvolve2D((half, x), self.dtype, self.mode, self.prologue, self.epilogue, halved=y)
+
+    def _again(self, recipe: _Recipe | _Other, x: Any, h: Any, spectra: Any, out: Any, extra: Any) -> Any:
         """A call on arrays like those of a recipe."""
+        if isinstance(recipe, _Other):
+            return recipe.plan(x, h, out=out, extra=extra)
         result = arrays.empty(x, recipe.shape, self.dtype) if out is None else out
         if h is None:
             data = spectra[1]
@@ -325,7 +363,7 @@ class FFTConvolve2D:
         parts = []
         for plate in range(0, plates, some):
             pages, begin = min(some, plates - plate) * groups, plate * step
-            left = images - begin
+            left = groups * 2 if self._halved else images - begin
             parts.append((
                 (begin * samples, begin * results),
                 first[self._grid(rows, height * plan_x.segments, pages)],

@@ -74,3 +74,44 @@ def test_segments_keep_what_is_not_finite_and_number_samples_for_functions(rng, 
     got = plan(x, h)
     assert np.isnan(got[1]).all()
     assert relative_error(got[[0, 2]], want[[0, 2]]) < fft_bound("float32", 1024, 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")  # the simulator's, of infinity times zero
+@pytest.mark.parametrize(
+    ("batch", "filters", "shape", "taps", "mode"),
+    [
+        ((), (), (21, 9), (3, 2), "same"),
+        ((1,), (), (20, 6), (4, 3), "full"),
+        ((2,), (2,), (23, 7), (4, 2), "valid"),
+        ((), (), (40, 20), (4, 3), "causal"),  # and columns of each half in segments
+    ],
+)
+def test_one_real_image_goes_as_two_halves(batch, filters, shape, taps, mode, rng, monkeypatch):
+    monkeypatch.setattr(convolver2d, "_HALVED", 1)
+    monkeypatch.setattr(convolve_plan2d, "SEGMENT", 16)
+    plans = convolve_plan2d.axis_plans(shape, taps, "float32", mode)
+
+    def gate(value, image, row, column):
+        return value * (image + 1) + row - column
+
+    def shift(value, image, row, column):
+        return 2 * value + image + 10 * row + 100 * column
+
+    for prologue, epilogue in ((None, None), (gate, shift)):
+        plan = convolver2d.FFTConvolve2D(plans, "float32", mode, prologue, epilogue)
+        assert plan._in_halves is not None
+        x, h = random(rng, (*batch, *shape), "float32"), random(rng, (*filters, *taps), "float32")
+        image = np.arange(max(1, int(np.prod(batch)))).reshape((*batch, 1, 1))
+        row, column = np.ogrid[: shape[0], : shape[1]]
+        a = x.astype(float) if prologue is None else x * (image + 1.0) + row - column
+        b = np.broadcast_to(h, (*batch, *taps)).astype(float)
+        want = signal.fftconvolve(a, b, "full" if mode == "causal" else mode, axes=(-2, -1))
+        want = want[..., : plan.out_shape[0], : plan.out_shape[1]]
+        if epilogue is not None:
+            row, column = np.ogrid[: want.shape[-2], : want.shape[-1]]
+            want = 2 * want + image + 10 * row + 100 * column
+        out = np.full(want.shape, np.nan, "float32")
+        assert plan(x, h, out=out) is out
+        assert relative_error(out, want) < fft_bound("float32", 1024, 2)
+    x[..., 0, 3] = np.inf
+    assert np.isnan(plan(x, h)).all()
