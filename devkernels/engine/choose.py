@@ -82,7 +82,13 @@ COLUMNS: dict[tuple[int, int], Choice] = {
 
 # Of rows whose kernels can take stages of different numbers of threads: no number of elements fits all radices of such
 # lengths, but for so many that registers and instruction cache are short.
-UNEVEN: dict[tuple[int, int], Choice] = {}
+UNEVEN: dict[tuple[int, int], Choice] = {
+    (480, 8): Choice((20, 24), (20, 24), 4, 96),
+    (640, 8): Choice((20, 32), (20, 32), 4, 128, pairs=True),
+    (960, 8): Choice((30, 32), (30, 32), 4, 128, pairs=True),
+    (1440, 8): Choice((12, 10, 12), (12, 10, 12), 1, 64, True),
+    (3072, 8): Choice((12, 16, 16), (12, 16, 16), 1, 64, True),
+}  # fmt: skip
 
 
 def uneven(size: int, word_bytes: int) -> Choice | None:

@@ -12,6 +12,7 @@ from cuda import pathfinder
 from numba import types
 
 import devkernels
+from devkernels.engine import choose
 from devkernels.engine.block_fft import block_fft
 from devkernels.kernels import convolve_ahead, convolve_rows
 
@@ -98,6 +99,29 @@ def test_neighbours_move_in_pairs_all_the_way(tmp_path):
         assert total(counts, "STG") == (counts["STG.E.128"] if aligned else counts["STG.E.64"])
         assert total(counts, "STG") == (half if aligned else 2 * half)
         assert counts["LDG.E.128"] == (2 * half if aligned else half)  # rows, and the filter
+
+
+@pytest.mark.parametrize("size", sorted(size for size, words in choose.UNEVEN if words == 8))
+@pytest.mark.parametrize("causal", [False, True])
+def test_stages_of_different_numbers_of_threads(size, causal, tmp_path):
+    fft = block_fft(size, uneven=True, frequency_offset=-0.25 if causal else 0.0, real_input=causal)
+    assert fft.uneven
+    if causal:
+        kernel = convolve_rows.linear_kernel(fft, convolve_rows.Rows("float32", "channels", False), True, False)
+        arrays = [types.float32[::1], types.complex64[::1], types.float32[::1]]
+    else:
+        kernel = convolve_rows.circular_kernel(fft, convolve_rows.Rows("complex64", "one", False))
+        arrays = [types.complex64[::1]] * 3
+    image = kernel.compile(types.void(*arrays, *[INTEGER] * (9 if causal else 6)), "sm_90")
+    counts = instructions(image, tmp_path)
+    assert image.local_bytes == total(counts, "LDL") == total(counts, "STL") == 0
+    plan = fft.plan
+    shares = [plan.share(stage) for stage in range(1, len(plan.radices) + 1)]
+    moved = shares[0] + 2 * sum(shares[1:-1]) + shares[-1]  # of the exchanges, once each way
+    assert through_shared(counts, "LDS") == through_shared(counts, "STS") == moved
+    assert total(counts, "STG") == shares[0]
+    scopes = [e.barrier for e in plan.exchanges] + [e.reuse_barrier for e in plan.exchanges if e.reuse_barrier]
+    assert total(counts, "BAR") == 2 * scopes.count("block")
 
 
 def test_rows_fetched_ahead(tmp_path):

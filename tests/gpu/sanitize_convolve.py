@@ -23,6 +23,10 @@ ROWS = [
     ((3, 2048), (2048,), "circular", "complex128"),
     ((5, 1536), (100,), "circular", "float32"),
     ((5, 256), (256,), "circular", "float32"),
+    ((9, 640), (640,), "circular", "complex64"),  # stages of different numbers of threads
+    ((9, 480), (480,), "circular", "float32"),
+    ((3, 1440), (1440,), "circular", "complex64"),
+    ((2, 3, 3072), (3, 3072), "causal", "float32"),
     ((2, 3, 4096), (3, 4096), "causal", "float32"),
     ((2, 3, 1000), (3, 1000), "full", "float32"),
     ((2, 1000), (1000,), "causal", "float16"),

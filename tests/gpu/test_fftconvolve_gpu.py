@@ -9,6 +9,7 @@ import pytest
 from scipy import signal
 
 import devkernels
+from devkernels.engine import choose
 from devkernels.engine.block_fft import block_fft
 from devkernels.tolerance import fft_bound, relative_error
 from tests.convolution_cases import bound, error, random, reference
@@ -31,6 +32,25 @@ def check(rng, x_shape, h_shape, dtype, mode, function=None):
 @pytest.mark.parametrize("dtype", ["complex64", "float32"])
 def test_circular_lengths(size, dtype, rng):
     check(rng, (37, size), (size,), dtype, "circular")
+
+
+@pytest.mark.parametrize("size", sorted(size for size, words in choose.UNEVEN if words == 8))
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [("circular", "complex64"), ("circular", "float32"), ("causal", "float32"), ("full", "float16")]
+)
+def test_stages_of_different_numbers_of_threads(size, mode, dtype, rng):
+    """Lengths with plans of their own: many blocks, rows that do not fill the last one, what is not finite."""
+    check(rng, (37, 3, size), (3, size), dtype, mode)
+    check(rng, (601, size), (size,), dtype, mode)
+    check(rng, (1, size - 1), (size - 3,), dtype, mode)
+    if mode == "circular":
+        x, h = random(rng, (9, size), dtype), random(rng, (size,), dtype)
+        want = reference(x, h, mode)
+        x[4, 1] = np.nan
+        got = devkernels.fftconvolve(cupy.asarray(x), cupy.asarray(h), mode).get()
+        assert np.isnan(got[4]).all()
+        others = [0, 1, 2, 3, 5, 6, 7, 8]
+        assert error(got[others], want[others], np.nan_to_num(x), h, mode) < bound(dtype, 2 * size)
 
 
 @pytest.mark.parametrize("length", [512, 16384])
