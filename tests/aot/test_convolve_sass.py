@@ -87,7 +87,16 @@ def test_four_steps(mode, length, dtype, kinds):
     [((1024, 1024), (63, 63), "same", "float32"), ((256, 512), (5, 5), "full", "complex64")],
 )
 def test_images(shape, taps, mode, dtype):
-    plan = devkernels.make_fftconvolve2d(shape, taps, dtype, mode)
+    check_images(devkernels.make_fftconvolve2d(shape, taps, dtype, mode), dtype)
+
+
+def test_one_large_image():
+    plan = devkernels.make_fftconvolve2d((4096, 4096), (63, 63), "float32", "same")
+    assert [axis.segments for axis in plan.plans] == [8, 8]
+    check_images(plan._in_halves, "float32")
+
+
+def check_images(plan, dtype):
     for name, (kernel, signature, notes) in plan.image_sources().items():
         if dtype.startswith("complex") and "filter" in name:
             continue

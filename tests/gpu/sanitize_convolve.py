@@ -63,7 +63,8 @@ def main():
     import numpy as np
 
     import devkernels
-    from devkernels.kernels import convolve_long, convolve_plan
+    from devkernels.kernels import convolve_long, convolve_plan, convolver2d
+    from devkernels.kernels.convolve_plan2d import axis_plans
     from devkernels.kernels.convolver import FFTConvolve
     from tests.convolution_cases import bound, error, reference
 
@@ -121,6 +122,14 @@ def main():
         assert not bool(cp.isnan(y[1:]).any()), (x_shape, mode)
         assert bool(cp.isnan(y[0]).all()), (x_shape, mode)
         ran += 1
+    limit, convolver2d._HALVED = convolver2d._HALVED, 1  # one real image as two halves
+    plan = convolver2d.FFTConvolve2D(axis_plans((70, 40), (5, 6), "float32", "same"), "float32", "same")
+    assert plan._in_halves is not None
+    x, h = operands(cp, rng, (1, 70, 40), (5, 6), "float32")
+    want = convolver2d.FFTConvolve2D(plan.plans, "float32", "same")(x, spectra=plan.prepare(h))
+    assert float(cp.linalg.norm((plan(x, h) - want).ravel()) / cp.linalg.norm(want.ravel())) < bound("float32", 1 << 13)
+    convolver2d._HALVED = limit
+    ran += 1
     cp.cuda.Device().synchronize()
     print(f"{ran} cases ran")
 

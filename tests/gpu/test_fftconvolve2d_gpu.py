@@ -52,6 +52,31 @@ def test_axes_in_segments(mode, dtype, shape, taps, segments, rng):
     check(rng, (3,), (), shape, taps, mode, dtype)
 
 
+@pytest.mark.parametrize("mode", ["full", "same", "valid", "causal"])
+@pytest.mark.parametrize(
+    ("batch", "filters", "shape", "taps", "dtype"),
+    [((), (), (1031, 1101), (9, 63), "float32"), ((1,), (), (4099, 257), (31, 5), "float32"),
+     ((2,), (2,), (1500, 701), (64, 3), "float64"), ((1, 1), (), (2048, 2048), (63, 63), "float16")],
+)  # fmt: skip
+def test_one_large_image_goes_as_two_halves(mode, batch, filters, shape, taps, dtype, rng):
+    plan = devkernels.make_fftconvolve2d(shape, taps, dtype, mode)
+    assert plan._in_halves is not None
+    x, h = random(rng, (*batch, *shape), dtype), random(rng, (*filters, *taps), dtype)
+    want = signal.fftconvolve(
+        x.astype(float), np.broadcast_to(h.astype(float), (*batch, *taps)), "full" if mode == "causal" else mode,
+        axes=(-2, -1),
+    )[..., : plan.out_shape[0], : plan.out_shape[1]]  # fmt: skip
+    images, taps_ = cupy.asarray(x), cupy.asarray(h)
+    storage = fft_bound("float16", 2) if dtype == "float16" else 0
+    for _ in range(2):  # the second call takes the quick way
+        out = cupy.full(want.shape, np.nan, dtype)
+        devkernels.fftconvolve(images, taps_, mode, axes=(-2, -1), out=out)
+        limit = fft_bound("float64" if dtype == "float64" else "float32", 2 * want.shape[-1] * want.shape[-2], 2)
+        assert relative_error(out.get(), want) < limit + storage
+    images[..., 3, 4] = np.inf
+    assert bool(cupy.isnan(devkernels.fftconvolve(images, taps_, mode, axes=(-2, -1))).all())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 def test_segments_on_a_circle_and_with_several_filters(dtype, rng):
     check(rng, (2, 3), (3,), (1009, 997), (31, 63), "circular", dtype)
