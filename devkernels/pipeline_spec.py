@@ -39,6 +39,8 @@ def warpgroup_misfit(spec: MatmulSpec) -> str | None:
         return f"warpgroup products take 64, 128, 192 or 256 rows, not {m}"
     if n % 8 or n > 256:
         return f"warpgroup products take a multiple of 8 columns, at most 256, not {n}"
+    if spec.precision[0] == "int8" and n % 16 and n not in (8, 24):
+        return f"warpgroup products of int8 take 8, 24, or a multiple of 16 columns, not {n}"
     if k % depth:
         return f"warpgroup products take a multiple of {depth} in the inner dimension, not {k}"
     if spec.block_dim is not None:

@@ -70,8 +70,8 @@ def matmul(
         Multiply tiles of two whole matrices in global memory, which are copied ahead into a ring of stages in shared
         memory: see ``mm.suggest_device_pipeline`` below. On sm_90, float16 and bfloat16 into float32 and int8 into
         int32 go through warpgroup products and tensor copies if the size allows it (m of 64, 128, 192 or 256, n a
-        multiple of 8 up to 256, k a multiple of 128 bytes), and everything else through cuBLASDx's products and
-        asynchronous copies of the threads; ``pipeline.describe()`` says which, and why.
+        multiple of 8 up to 256, of 16 for int8, k a multiple of 128 bytes), and everything else through cuBLASDx's
+        products and asynchronous copies of the threads; ``pipeline.describe()`` says which, and why.
     enable_input_streaming : bool
         Accepted for the sake of nvmath.device: pipelines never change elements on the way.
     sm : Target, str or int, optional

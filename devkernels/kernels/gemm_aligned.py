@@ -107,6 +107,11 @@ class Scratch:
         return self._found[key]
 
 
+def _sixteenths(length: int) -> int:
+    """Pieces of 16 bytes in a line of a copy: whole lines of the L2 cache, where that is not much more."""
+    return -(-length // 128) * 8 if length > 1024 else -(-length // 16)
+
+
 @dataclass(frozen=True)
 class Copy:
     """How one operand is copied: to which dtype, order (None: as it is), through which prologue."""
@@ -120,7 +125,7 @@ class Copy:
         item = ITEM_BYTES[self.dtype]
         by_rows = x.along_rows is not False if self.rows is None else self.rows
         lines, length = (x.rows, x.columns) if by_rows else (x.columns, x.rows)
-        pitch = -(-length * item // 16) * 16
+        pitch = 16 * _sixteenths(length * item)
         batch = 0 if x.strides[0] == 0 else pitch * lines
         return Matrix(x.batch, x.rows, x.columns, (batch, *((pitch, item) if by_rows else (item, pitch))), 0, item,
                       self.dtype)  # fmt: skip
@@ -134,9 +139,8 @@ class Copy:
         by_rows = seen.along_rows is not False if self.rows is None else self.rows
         count, length = (seen.rows, seen.columns) if by_rows else (seen.columns, seen.rows)
         item, batch = ITEM_BYTES[self.dtype], int(there.shape[0])
-        each = 16 // item
-        sixteenths = -(-length // each)
-        whole = memory((batch, count, sixteenths * each), self.dtype)
+        sixteenths = _sixteenths(length * item)
+        whole = memory((batch, count, sixteenths * 16 // item), self.dtype)
         y = whole[..., :length] if by_rows else whole[..., :length].swapaxes(1, 2)
         if self.prologue is None and self.dtype == seen.dtype:
             turning = seen.along_rows is not None and seen.along_rows is not by_rows

@@ -24,6 +24,7 @@ ACCUMULATE = {"float16": "float32", "bfloat16": "float32", "float32": "float32",
                "int16": "int64", "int32": "int64", "int64": "int64"}  # fmt: skip
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16, "int8": 1,
               "uint8": 1, "int16": 2, "int32": 4, "int64": 8}  # fmt: skip
+_WORTH_LINES = 2560  # and from which on one is worth a copy to whole lines of the L2 cache
 _WORTH = 256  # sides from which on a product is worth a copy of a misaligned operand
 _MAX_LENGTH = 2**31 - 512
 
@@ -270,7 +271,10 @@ def by_shape(
     only = {"a": True, "b": False} if spec.kind in ("tf32", "s8") else {}  # the orders that such products can read
     found = [(name, _backwards(name, x) or _misfit(name, x, only.get(name))) for name, x in (("a", a), ("b", b))]
     if not any(why for _, why in found):
-        return route
+        if route.path != WARPGROUP or min(d.rows, d.columns, a.columns) < _WORTH_LINES:
+            return route
+        found = [(name, _across(name, x)) for name, x in (("a", a), ("b", b))]
+        return _with_copies(route, found, d, a.columns) or route
     if (copies := _with_copies(route, found, d, a.columns)) is not None:
         return copies
     reason = next(why for _, why in found if why is not None)
@@ -295,6 +299,13 @@ def _backwards(name: str, x: Matrix) -> str | None:
         return f"batches of {name} follow one another backwards" if x.batch > 1 and x.strides[0] < 0 else None
     return f"the {'rows' if x.along_rows else 'columns'} of {name} follow one another backwards, or not at all " \
            f"({x.pitch} bytes)"  # fmt: skip
+
+
+def _across(name: str, x: Matrix) -> str | None:
+    """Why each line of a matrix takes the copy unit two lines of the cache; None if it does not."""
+    if x.aligned(128):
+        return None
+    return f"lines of {name}, {x.pitch} bytes apart, lie across those of the L2 cache"
 
 
 def _misfit(name: str, x: Matrix, rows: bool | None) -> str | None:

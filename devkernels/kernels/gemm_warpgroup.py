@@ -58,7 +58,7 @@ def prepare(
 
 
 # Tiles, and the time of one beside a tile of 128 x 128: what is loaded for each product grows as tiles get smaller.
-TILES = {(128, 128): 1.0, (128, 64): 0.6, (64, 64): 0.4}
+TILES = {(128, 128): 1.0, (64, 128): 0.6, (64, 64): 0.46}
 
 
 def tile_for(d: Matrix, blocks: int) -> tuple[int, int]:

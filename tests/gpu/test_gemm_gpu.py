@@ -36,7 +36,7 @@ def turned(x):
 
 
 @hopper
-@pytest.mark.parametrize("tile", [(128, 128), (128, 64), (64, 128), (64, 64)])
+@pytest.mark.parametrize("tile", [(128, 128), (64, 128), (64, 64)])
 @pytest.mark.parametrize("orders", list(itertools.product((padded, turned), repeat=2)))
 def test_every_edge_of_a_tile(orders, tile, rng, monkeypatch):
     """float16 in, float32 out, whole numbers: exact, whatever the order of summation."""
@@ -100,8 +100,8 @@ def test_prologues(dtype, accumulate, path, orders, rng):
         a, b = (cupy.asarray(integers(rng, (*batch, *s), dtype), order=o)
                 for s, o in zip(((m, k), (k, n)), orders, strict=True))  # fmt: skip
         wide = {"f": "f8", "c": "c16", "i": "i8"}[a.dtype.kind]
-        rows, columns, inner = (cupy.arange(x).astype(wide) for x in (m, n, k))
-        left, right = a.astype(wide) + (rows % 2)[:, None], b.astype(wide) - columns % 3
+        rows, columns, inner = cupy.arange(m) % 2, cupy.arange(n) % 3, cupy.arange(k) % 2
+        left, right = a.astype(wide) + rows[:, None], b.astype(wide) - columns
         for _ in range(2):  # the second call takes the quick way, in the plan's memory
             got = both(a, b)
             assert bool(cupy.array_equal(got, (left @ right).astype(got.dtype))), (m, n, k)
@@ -109,7 +109,7 @@ def test_prologues(dtype, accumulate, path, orders, rng):
             assert f"\n{path}:" in both.describe(a, b)
             assert ("is copied through its prologue" in both.describe(a, b)) is (path != "portable")
         got = alone(a, b)
-        assert bool(cupy.array_equal(got, ((a.astype(wide) * (inner % 2)) @ b.astype(wide)).astype(got.dtype)))
+        assert bool(cupy.array_equal(got, ((a.astype(wide) * inner) @ b.astype(wide)).astype(got.dtype)))
 
 
 def test_copied_operands_share_memory_in_turn(rng):

@@ -57,7 +57,7 @@ def test_what_tensor_copies_cannot_read(rng):
 
 @hopper
 def test_integers(rng):
-    mm = devkernels.matmul(size=(64, 40, 128), precision=(np.int8, np.int8, np.int32), with_pipeline=True)
+    mm = devkernels.matmul(size=(64, 48, 128), precision=(np.int8, np.int8, np.int32), with_pipeline=True)
     for orders in ("CF", "CC"):
         for m, n, k in SHAPES[:3]:
             a, b = (aligned(s, "i1", o) for s, o in zip(((m, k), (k, n)), orders, strict=True))

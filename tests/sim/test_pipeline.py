@@ -60,6 +60,7 @@ def test_complex_and_conjugated(rng):
      (dict(size=(60, 8, 64), precision=HALF), "rows, not 60"), (dict(size=(64, 9, 64), precision=HALF), "not 9"),
      (dict(size=(64, 264, 64), precision=HALF), "not 264"),
      (dict(size=(64, 8, 64), precision=np.float32), "are float16"),
+     (dict(size=(64, 40, 128), precision=(np.int8, np.int8, np.int32)), "8, 24, or a multiple of 16 columns, not 40"),
      (dict(size=(64, 8, 64), precision=HALF, block_size=256), "do not fit"),
      (dict(size=(64, 8, 64), precision=HALF, sm="sm_80"), "exist on sm_90 only")],
 )  # fmt: skip
