@@ -18,9 +18,10 @@ from devkernels.kernels import arrays
 from devkernels.kernels.gemm import Gemm, make_gemm
 from devkernels.kernels.gemm_route import PORTABLE, STAGED, TENSOR_DTYPES, Matrix, Route, as_matrix, by_kind
 from devkernels.kernels.gemm_views import batched_view, numbers, wide_rows
+from devkernels.kernels.gemm_warpgroup import check_maps, tensor_map_of
 from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.launch.jit import Kernel
-from devkernels.matrix import chain, tensor
+from devkernels.matrix import chain, chain_groups, tensor, warpgroup
 from devkernels.matrix.steps import Step, element_function
 
 FUSED, SEPARATE = "one kernel", "two kernels"
@@ -45,6 +46,13 @@ class GemmChain:
             return Route(SEPARATE, f"one kernel keeps {' or '.join(TENSOR_DTYPES)} in between")
         if columns is None:
             return Route(FUSED, "as long as 128 rows of the matrix in between fit shared memory")
+        if here.major == 9:
+            if chain_groups.stages_for(columns, here.max_shared_bytes) < 2:
+                return Route(
+                    SEPARATE, f"128 rows of {columns} columns in between leave no room for two stages of tensor copies"
+                )
+            return Route(FUSED, f"128 rows of {columns} columns in between stay in shared memory; tensor copies and "
+                                f"warpgroup products where a, b and c lie on multiples of 16 bytes")  # fmt: skip
         needed = chain.shared_bytes(columns)
         if needed > here.max_shared_bytes:
             return Route(
@@ -87,6 +95,13 @@ class GemmChain:
             first = tuple(given.get(f"extra[{i}]", x) for i, x in enumerate(extra))
             second = tuple(given.get(f"then[{i}]", x) for i, x in enumerate(then))
             d = given["out"]
+            matrices = left, right, last, as_matrix(arrays.describe(d, "out"))
+            if (groups := _groups(self, *matrices)) is not None:
+                kernel = chain_group_kernel(
+                    self.first.spec.steps, self.second.spec.steps, groups, _batched(first), _batched(second)
+                )
+                _launch_groups(self, kernel, groups, matrices, alpha, d, first, second, stream)
+                return
             batch = d.shape[0] if len(d.shape) == 3 else 1
             kernel = compiled(
                 self,
@@ -146,6 +161,51 @@ def compiled(plan: GemmChain, tiling: chain.ChainTiling, first: tuple, second: t
     return chain_kernel(plan.first.spec.steps, plan.second.spec.steps, tiling, first, second)
 
 
+def _groups(plan: GemmChain, a: Matrix, b: Matrix, c: Matrix, d: Matrix) -> chain_groups.GroupChain | None:
+    """How warpgroups do it; None where they cannot, or tensor copies cannot read the operands."""
+    here = target.current_target()
+    fitting = all(x.along_rows is not None and x.aligned() and x.pitch > 0 and x.strides[0] >= 0 for x in (a, b, c))
+    if here.major != 9 or not fitting or plan.second.spec.out_dtype not in ("float16", "bfloat16", "float32"):
+        return None
+    if max(a.rows, a.columns, b.columns, c.columns) > 2**31 - 512 or d.batch > 65535:
+        return None
+    pair = 2 * d.itemsize
+    return chain_groups.GroupChain(
+        plan.first.spec.a_dtype, plan.second.spec.out_dtype, b.columns,
+        (not a.along_rows, bool(b.along_rows), bool(c.along_rows)), tuple(x.batch > 1 for x in (a, b, c)),
+        chain_groups.stages_for(b.columns, here.max_shared_bytes),
+        d.along_rows is True and d.columns % 2 == 0 and d.aligned(pair),
+    )  # fmt: skip
+
+
+def _launch_groups(
+    plan: GemmChain, kernel: Kernel, t: chain_groups.GroupChain, matrices: tuple[Matrix, ...], alpha: float, d: Any,
+    first: tuple, second: tuple, stream: Any,
+) -> None:  # fmt: skip
+    a, b, c, result = matrices
+    maps = (0,) * warpgroup.PAD_WORDS
+    for x, turned in zip((a, b, c), t.turned, strict=True):
+        maps += tensor_map_of(x, turned, chain_groups.DEPTH, chain_groups.ROWS)
+    values = (
+        maps, result.rows, result.columns, -(-a.columns // chain_groups.DEPTH), np.float32(alpha),
+        batched_view(d, result.batch), numbers(plan.first.spec, first), numbers(plan.second.spec, second),
+    )  # fmt: skip
+    check_maps(kernel, values)
+    grid = (-(-result.rows // chain_groups.ROWS), result.batch)
+    kernel[grid, chain_groups.THREADS, stream, t.shared_bytes](*values)
+
+
+@lazy_kernel
+def chain_group_kernel(
+    first_steps: tuple[Step, ...], second_steps: tuple[Step, ...], tiling: chain_groups.GroupChain, first: tuple,
+    second: tuple,
+) -> Kernel:  # fmt: skip
+    """The same by warpgroups; see `chain_groups.make_kernel`."""
+    ends = element_function(first_steps, np.float32, first), element_function(second_steps, np.float32, second)
+    options = Options(launch_bounds=chain_groups.THREADS, arch_specific=True)
+    return Kernel(chain_groups.make_kernel(tiling, *ends), options)
+
+
 @lazy_kernel
 def chain_kernel(
     first_steps: tuple[Step, ...], second_steps: tuple[Step, ...], tiling: chain.ChainTiling, first: tuple,
@@ -186,7 +246,8 @@ def make_gemm_chain(
     Notes
     -----
     One kernel for float16 and bfloat16 from sm_80 on, on tensor cores, as long as 128 rows of the matrix in between fit
-    the shared memory of a block (768 columns on sm_90); all else takes two kernels, with the same result.
+    the shared memory of a block (640 columns on sm_90, beside two stages of tensor copies); all else takes two kernels,
+    with the same result.
     """
     if isinstance(dtype, (tuple, list)):
         raise SpecError(f"dtype={dtype!r}: all operands of a chain have one dtype.")

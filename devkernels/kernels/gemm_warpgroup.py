@@ -41,7 +41,8 @@ def prepare(
     grid = min(blocks, tiles)
     launch = kernel[grid, warpgroup.THREADS, stream, tiling.shared_bytes]
     maps = (0,) * warpgroup.PAD_WORDS + (
-        *_map(a, tiling.a_turned, tiling.depth, tiling.rows), *_map(b, tiling.b_turned, tiling.depth, tiling.columns)
+        *tensor_map_of(a, tiling.a_turned, tiling.depth, tiling.rows),
+        *tensor_map_of(b, tiling.b_turned, tiling.depth, tiling.columns),
     )  # fmt: skip
 
     def arrange(a: Any, b: Any, c: Any, alpha: Any, beta: Any, extra: tuple, d: Any) -> tuple:
@@ -49,12 +50,7 @@ def prepare(
         c = d if c is None else batched_view(c, batch)
         return (maps, rows, columns, steps, batch, alpha, beta, c, d, numbers(spec, extra))
 
-    def check(values: tuple) -> None:
-        if kernel not in _CHECKED:  # where parameters begin does not depend on what they are
-            _check_parameters(kernel.launcher(values).image)
-            _CHECKED.add(kernel)
-
-    return Prepared(launch, arrange, check)
+    return Prepared(launch, arrange, lambda values: check_maps(kernel, values))
 
 
 # Tiles, and the time of one beside a tile of 128 x 128: what is loaded for each product grows as tiles get smaller.
@@ -72,6 +68,13 @@ def tile_for(d: Matrix, blocks: int) -> tuple[int, int]:
 
 
 _CHECKED: weakref.WeakSet = weakref.WeakSet()
+
+
+def check_maps(kernel: Kernel, values: tuple) -> None:
+    """Raise if the tensor maps among a kernel's arguments would not lie as they must; looked at once."""
+    if kernel not in _CHECKED:  # where parameters begin does not depend on what they are
+        _check_parameters(kernel.launcher(values).image)
+        _CHECKED.add(kernel)
 
 
 def _check_parameters(image: Any) -> None:
@@ -93,7 +96,7 @@ def warpgroup_kernel(spec: GemmSpec, tiling: warpgroup.Tiling, end: finish.Finis
     return Kernel(function, Options(launch_bounds=warpgroup.THREADS, arch_specific=True))
 
 
-def _map(x: Matrix, turned: bool, depth: int, lines: int) -> tuple[int, ...]:
+def tensor_map_of(x: Matrix, turned: bool, depth: int, lines: int) -> tuple[int, ...]:
     """Words of a tensor map, as signed numbers. `turned`: the axis that is not the inner dimension is contiguous."""
     from devkernels.matrix.tensor_map import encode
 

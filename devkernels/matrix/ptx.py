@@ -106,6 +106,10 @@ registers_fewer = _instruction("setmaxnreg.dec.sync.aligned.u32 40;", "", types.
 registers_more = _instruction("setmaxnreg.inc.sync.aligned.u32 232;", "", types.void)
 same_in_warp = _instruction("shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", types.uint32, _u32)
 
+# -- where a thread is, read anew: nothing that depends on it is then kept in registers, as the compiler would ---------
+
+thread_anew = _instruction("mov.u32 $0, %tid.x;", "=r", types.uint32)
+
 # -- tensor copies -------------------------------------------------------------------------------------------------
 
 fence_async = _instruction("fence.proxy.async.shared::cta;", "~{memory}", types.void)

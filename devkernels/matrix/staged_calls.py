@@ -115,8 +115,9 @@ class Slices:
 
     ``start(first_a, first_b, a, b)`` reads the first steps of a slice at shared addresses a and b;
     ``most(sums, first_a, first_b, last_a, last_b, a, b)`` does all steps but the last ones, which it reads;
-    ``rest(sums, first_a, first_b, last_a, last_b, a, b)`` reads the first steps of the next slice, at a and b, and does
-    the last ones. Between the two, the next slice is waited for; what is needed on either side is in registers by then.
+    ``rest(sums, first_a, first_b, last_a, last_b, a, b, own)`` reads the first steps of the next slice, at a and b, and
+    does the last ones; `own` is where a lies in this slice. Between the two, the next slice is waited for; what is
+    needed on either side is in registers by then, or may still be read from this slice.
     """
 
     start: Callable
@@ -170,7 +171,7 @@ def slices_of(left: Side, right: Side, groups: tuple[int, int], steps: int, last
         return types.void(sums, first_a, first_b, last_a, last_b, a, b), codegen
 
     @intrinsic
-    def rest(typingctx, sums, first_a, first_b, last_a, last_b, a, b):
+    def rest(typingctx, sums, first_a, first_b, last_a, last_b, a, b, own):
         def codegen(context, builder, signature, arguments):
             targets = [registers(context, builder, signature.args[i], arguments[i]) for i in range(5)]
             places = [context.cast(builder, arguments[i], signature.args[i], types.uint32) for i in (5, 6)]
@@ -181,7 +182,7 @@ def slices_of(left: Side, right: Side, groups: tuple[int, int], steps: int, last
             compute(builder, targets[0], *given)
             return context.get_dummy_value()
 
-        return types.void(sums, first_a, first_b, last_a, last_b, a, b), codegen
+        return types.void(sums, first_a, first_b, last_a, last_b, a, b, own), codegen
 
     return Slices(start, most, rest, tuple(kept.length for kept in (*first_kept, *last_kept)))
 

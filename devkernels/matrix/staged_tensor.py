@@ -6,12 +6,15 @@ In: constants of a tiling. Out: `Slices`. Imported only where code is compiled.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from llvmlite import ir
+from numba.core import types
+from numba.cuda.extending import intrinsic
 
-from devkernels.matrix.memory import i32, slot
-from devkernels.matrix.staged_calls import Side, Slices, negative, slices_of
+from devkernels.matrix.memory import i32, registers, slot
+from devkernels.matrix.staged_calls import Kept, Side, Slices, negative, slices_of
 
 
 @dataclass(frozen=True)
@@ -83,22 +86,27 @@ def make_tensor_slices(dtype: str, a_along: bool, b_along: bool, a_pitch: int, b
     width, each = left.width, left.each
     product = TensorProduct(left.parts == "float32", 2, min(2, each)) if tall else TensorProduct(False, 1, 1)
 
-    def compute(builder, sums, x, y):
-        def operands(steps: list) -> list:
-            return [[[product.operand(builder, v) for v in element] for element in step] for step in steps]
+    def operands(builder, steps: list) -> list:
+        return [[[product.operand(builder, v) for v in element] for element in step] for step in steps]
+
+    def multiply(builder, sums, x, y, first: int):
+        """Multiply blocks of rows from number `first` on, [k][block] of parts, by all columns, [k][j] of operands."""
 
         def slots(i: int, j: int, part: int) -> list:
             at = [((i + block) * len(columns) + j) * 2 + e for block in range(product.blocks) for e in range(2)]
             return [slot(builder, sums, width * place + part) for place in at]
 
-        y = operands(y)
         zero = ir.Constant(ir.FloatType(), 0.0)
-        for i in range(0, len(rows), product.blocks):
-            own = operands([step[i : i + product.blocks] for step in x])
+        for i in range(0, len(x[0]), product.blocks):
+            own = operands(builder, [step[i : i + product.blocks] for step in x])
             for part in range(width):
                 # Tensor cores cut off what they add up in float32; so they start anew, and the rest is added up here.
-                found = [[zero] * 2 * product.blocks if product.split else
-                         [builder.load(where) for where in slots(i, j, part)] for j in range(len(columns))]  # fmt: skip
+                found = [
+                    [zero] * 2 * product.blocks
+                    if product.split
+                    else [builder.load(where) for where in slots(first + i, j, part)]
+                    for j in range(len(columns))
+                ]
                 for k in range(0, each, product.steps):
                     p = [own[k + step][block] for step in range(product.steps) for block in range(product.blocks)]
                     q = [[y[k + step][j] for step in range(product.steps)] for j in range(len(columns))]
@@ -112,7 +120,86 @@ def make_tensor_slices(dtype: str, a_along: bool, b_along: bool, a_pitch: int, b
                         for j in range(len(columns)):
                             found[j] = product.add(builder, found[j], left_parts, [one[which] for one in q[j]])
                 for j in range(len(columns)):
-                    for where, value in zip(slots(i, j, part), found[j], strict=True):
+                    for where, value in zip(slots(first + i, j, part), found[j], strict=True):
                         builder.store(builder.fadd(builder.load(where), value) if product.split else value, where)
 
-    return slices_of(left, right, (each, each), depth // 4, each, compute)
+    if not product.split:
+
+        def compute(builder, sums, x, y):
+            multiply(builder, sums, x, operands(builder, y), 0)
+
+        return slices_of(left, right, (each, each), depth // 4, each, compute)
+    at_once = product.blocks if a_along else each
+    parts = [replace(left, offsets=rows[i : i + at_once]) for i in range(0, len(rows), at_once)]
+    return _in_parts(parts, right, depth // 4 // each, operands, multiply)
+
+
+def _in_parts(parts: list[Side], right: Side, groups: int, operands: Callable, multiply: Callable) -> Slices:
+    """As `slices_of`, where numbers take twice the registers: a is read some rows at a time, ahead of the products."""
+    each, kept_b = right.each, Kept(right, right.each)
+    kept_a = Kept(parts[0], each)
+
+    def places(context, builder, signature, arguments, first: int) -> list:
+        return [
+            context.cast(builder, v, t, types.uint32)
+            for v, t in zip(arguments[first:], signature.args[first:], strict=True)
+        ]
+
+    def unit(builder, sums, x, y, number: int):
+        # The assembler would read everything as early as it can, and spill; it moves no reads across this.
+        kind = ir.FunctionType(ir.VoidType(), [])
+        builder.asm(kind, "bar.warp.sync -1;", "~{memory}", [], side_effect=True)
+        multiply(builder, sums, x, y, number * len(parts[0].offsets))
+
+    @intrinsic
+    def start(typingctx, first_a, first_b, a, b):
+        def codegen(context, builder, signature, arguments):
+            a_, b_ = places(context, builder, signature, arguments, 2)
+            targets = [registers(context, builder, signature.args[i], arguments[i]) for i in range(2)]
+            kept_a.put(builder, targets[0], parts[0].group(builder, a_, 0, each))
+            kept_b.put(builder, targets[1], right.group(builder, b_, 0, each))
+            return context.get_dummy_value()
+
+        return types.void(first_a, first_b, a, b), codegen
+
+    @intrinsic
+    def most(typingctx, sums, first_a, first_b, last_a, last_b, a, b):
+        def codegen(context, builder, signature, arguments):
+            a_, b_ = places(context, builder, signature, arguments, 5)
+            targets = [registers(context, builder, signature.args[i], arguments[i]) for i in range(5)]
+            x, raw = kept_a.get(builder, targets[1]), kept_b.get(builder, targets[2])
+            for group in range(groups - 1):
+                y = operands(builder, raw)
+                for number in range(len(parts)):
+                    last = number + 1 == len(parts)
+                    if last:
+                        raw = right.group(builder, b_, group + 1, each)
+                    ahead = parts[0 if last else number + 1].group(builder, a_, group + last, each)
+                    unit(builder, targets[0], x, y, number)
+                    x = ahead
+            kept_a.put(builder, targets[3], x)
+            kept_b.put(builder, targets[4], raw)
+            return context.get_dummy_value()
+
+        return types.void(sums, first_a, first_b, last_a, last_b, a, b), codegen
+
+    @intrinsic
+    def rest(typingctx, sums, first_a, first_b, last_a, last_b, a, b, own):
+        def codegen(context, builder, signature, arguments):
+            a_, b_, own_ = places(context, builder, signature, arguments, 5)
+            targets = [registers(context, builder, signature.args[i], arguments[i]) for i in range(5)]
+            x, y = kept_a.get(builder, targets[3]), operands(builder, kept_b.get(builder, targets[4]))
+            for number in range(len(parts)):
+                if number + 1 < len(parts):
+                    ahead = parts[number + 1].group(builder, own_, groups - 1, each)
+                else:
+                    kept_b.put(builder, targets[2], right.group(builder, b_, 0, each))
+                    ahead = parts[0].group(builder, a_, 0, each)
+                unit(builder, targets[0], x, y, number)
+                x = ahead
+            kept_a.put(builder, targets[1], x)
+            return context.get_dummy_value()
+
+        return types.void(sums, first_a, first_b, last_a, last_b, a, b, own), codegen
+
+    return Slices(start, most, rest, (kept_a.length, kept_b.length) * 2)

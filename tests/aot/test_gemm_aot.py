@@ -6,7 +6,7 @@ import devkernels
 from devkernels.compiler import elf
 from devkernels.compiler.image import Parameter
 from devkernels.kernels import gemm_chain, gemm_kernels
-from devkernels.matrix import chain, packed, small, staged, tensor, warpgroup
+from devkernels.matrix import chain, chain_groups, packed, small, staged, tensor, warpgroup
 from tests.sass import Sass
 
 
@@ -97,9 +97,8 @@ def test_slices_copied_ahead(dtype, target, operation, least):
         assert copies
         assert all(".128" in name for name in copies)
         assert sass.count("LDS.128") >= 8
-        # Three products of tf32 need all 255 registers, and a few values more wait on the stack: in complex64 four
-        # accesses by CUDA 12's ptxas and none by 13's, in float32 up to three by both.
-        assert sass.between(operation, r"\b(LDL|STL)\b") <= (4 if tiling.split else 0)
+        assert sass.between(operation, r"\b(LDL|STL)\b") == 0
+        assert sass.spills <= (4 if tiling.split else 0)  # a value that the products do not need may wait on the stack
         assert image.registers * tiling.threads * tiling.launch_bounds[1] <= 65536
         assert tiling.shared_bytes * tiling.launch_bounds[1] <= 228 * 1024 - 2048
 
@@ -161,5 +160,29 @@ def test_chain_in_one_kernel():
     assert sass.count("HMMA") == 64
     assert sass.spills == 0
     assert tiling.shared_bytes <= image.target.max_shared_bytes
-    assert "one kernel" in plan.describe(768)
-    assert "two kernels" in plan.describe(769)
+    assert "one kernel" in plan.describe(640)
+    assert "two kernels" in plan.describe(641)
+
+
+def test_chain_by_warpgroups():
+    tiling = chain_groups.GroupChain(
+        "float16", "float16", 512, (False, True, True), (False,) * 3, chain_groups.stages_for(512, 232448), True
+    )
+    steps = devkernels.make_gemm("float16", epilogue="gelu_tanh").spec.steps
+    kernel = gemm_chain.chain_group_kernel(steps, (), tiling, (), ())
+    words = Parameter("maps", "tuple", items=(Parameter("", "scalar", "int64"),) * chain_groups.MAP_WORDS)
+    signature = (
+        words, *(Parameter(n, "scalar", "int64") for n in ("rows", "columns", "steps")),
+        Parameter("alpha", "scalar", "float32"), Parameter("d", "array", "float16", 3, "C"),
+        Parameter("first", "tuple", items=()), Parameter("second", "tuple", items=()),
+    )  # fmt: skip
+    image = devkernels.compile(kernel, signature, "sm_90")
+    sass = Sass(image)
+    assert str(image.target) == "sm_90a"
+    assert sass.count("HGMMA") >= 8
+    assert sass.count("UTMALDG") >= 3
+    assert sass.spills == 0
+    assert sass.count("STG") == sass.count("STG.E") == 32  # two halves at a time
+    assert tiling.shared_bytes <= image.target.max_shared_bytes
+    (kernel,) = elf.kernels(image.cubin)
+    assert (kernel.parameter_base + 8 * warpgroup.PAD_WORDS) % 64 == 0
