@@ -211,7 +211,9 @@ def make_kernel(t: StagedTiling, epilogue: Callable) -> Callable:
 
     first_of = cuda.jit(device=True, forceinline=True)(first_of)
 
-    # Where products leave few registers, nothing that depends on the thread's number is kept in them for the copies.
+    # Where products leave few registers, copies are a block of their own, which the assembler does not mix with them,
+    # and nothing that depends on the thread's number is kept in registers for them.
+    together = not t.split
     crowded = t.split and not (t.a.along and t.b.along)
     thread_again = ptx.thread_anew if crowded else device_function(lambda: cuda.threadIdx.x)
 
@@ -259,24 +261,25 @@ def make_kernel(t: StagedTiling, epilogue: Callable) -> Callable:
         first_a, first_b = cuda.local.array(first_a_count, number), cuda.local.array(first_b_count, number)
         last_a, last_b = cuda.local.array(last_a_count, number), cuda.local.array(last_b_count, number)
         start(first_a, first_b, a_first, b_first)
-        here = u32(0)
+        here, next_, there = u32(0), u32(stage_bytes), u32(ahead * stage_bytes)
         for k0 in range(0, inner, depth):
-            next_ = here + u32(stage_bytes) if here < u32(ahead * stage_bytes) else u32(0)
             most(sums, first_a, first_b, last_a, last_b, a_first + here, b_first + here)
             wait_next()
             cuda.syncthreads()
             # Read behind the barrier: after the last slice, what is of no use. Copied: into the slice before this one.
             rest(sums, first_a, first_b, last_a, last_b, a_first + next_, b_first + next_, a_first + here)
             k1 = np.int32(k0) + ahead * depth
-            to = base + (here - u32(stage_bytes) if here > u32(0) else u32(ahead * stage_bytes))
-            if (
-                k1 < inner
-            ):  # a block of its own, which the assembler does not mix with the products: that took registers
+            to = base + there
+            if together:
+                copy_a(to, a_base, a_line, a_step, row0, last_row, k1, inner, thread)
+                copy_b(to + u32(a_bytes), b_base, b_line, b_step, column0, last_column, k1, inner, thread)
+            elif k1 < inner:
                 own = np.int32(thread_again())
                 copy_a(to, a_base, a_line, a_step, row0, last_row, k1, inner, own)
                 copy_b(to + u32(a_bytes), b_base, b_line, b_step, column0, last_column, k1, inner, own)
             commit()
-            here = next_
+            here, there = next_, here
+            next_ = next_ + u32(stage_bytes) if next_ < u32(ahead * stage_bytes) else u32(0)
         end(epilogue, sums, alpha, beta, batch, row0 + row, column0 + column, c, d, extra)
 
     return gemm

@@ -52,6 +52,38 @@ def cases(cp, rng):
     a, b, c = draw(130, 40), draw(40, 100), draw(100, 70)
     chain = devkernels.make_gemm_chain("float16", out_dtype="float32")
     yield "chain", chain(a, b, c), (a.astype("f4") @ b.astype("f4")) @ c.astype("f4")
+    a, b, c = draw(130, 40), draw(40, 104), draw(104, 72)
+    yield "chain by warpgroups", chain(a, b, c), (a.astype("f4") @ b.astype("f4")) @ c.astype("f4")
+    for dtypes in ("float16", ("float16", "float32")):
+        product = devkernels.make_gemm(dtypes, out_dtype="float32", prologue_a=lambda x, row, column: x + row % 2)
+        a, b = draw(67, 37), draw(37, 70, dtype="f2" if dtypes == "float16" else "f4")
+        rows = cp.arange(67)[:, None] % 2
+        yield product.describe(a, b).splitlines()[-1], product(a, b), (a.astype("f4") + rows) @ b.astype("f4")
+    yield from _device_products(cp, draw)
+
+
+def _device_products(cp, draw):
+    """Kernels of a user's own: tiles and pipelines."""
+    import numpy as np
+
+    import devkernels
+    from tests.pipeline_cases import HALF, pipelined_kernel
+    from tests.tile_cases import LAYOUTS, copying_kernel
+
+    for number, asynchronous in ((0, False), (1, True), (3, True), (5, False)):
+        source, x = devkernels.tile_layout(dtype="f4", **LAYOUTS[number]), draw(37, 70, dtype="f4")
+        sink, y = devkernels.tile_layout(source.shape, "f4", order="col_major"), cp.zeros_like(x)
+        grid = -(-72 // source.columns), -(-39 // source.rows)
+        copying_kernel(source, sink, asynchronous)[grid, source.block_dim or 64](x, y, 2)
+        yield f"tiles, layout {number}", y, x
+    for size, precision, shift in (((64, 64, 64), HALF, 0), ((64, 64, 64), HALF, 1), ((32, 32, 16), np.float32, 0)):
+        mm = devkernels.matmul(size=size, precision=precision, with_pipeline=True)
+        a, b = draw(130, 72 + shift, dtype=mm.a_value_type)[:, shift:], draw(72, 136, dtype=mm.b_value_type)
+        pipeline, x = mm.suggest_device_pipeline(2, a, b), draw(130, 136, dtype="f4")
+        y, z = cp.zeros_like(x), cp.zeros_like(x)
+        grid = -(-130 // size[0]), -(-136 // size[1])
+        pipelined_kernel(mm)[grid, mm.block_dim, 0, pipeline.buffer_size](pipeline, x, y, z)
+        yield f"pipeline: {pipeline.describe()}", y, x + a.astype("f4") @ b.astype("f4")
 
 
 def main():
