@@ -211,7 +211,5 @@ def long_candidates(plan: RowPlan) -> list[Long]:
         plan.columns,
         *(c for c, _ in convolve_plan.ranked_factors(plan.size, plan.precision) if c != plan.columns),
     ]
-    widths = (64, 128, 256) if plan.precision == "float32" else (128, 256)
-    found = [Long(columns) for columns in splits[:6]]
-    found += [Long(columns, (there, back)) for columns in splits[:2] for there in widths for back in widths]
-    return found[:_MOST]
+    widths = ((64, 64), (128, 64), (128, 128), (256, 128)) if plan.precision == "float32" else ((128, 128), (256, 256))
+    return [Long(columns) for columns in splits[:5]] + [Long(plan.columns, lines) for lines in widths]
