@@ -40,6 +40,10 @@ def test_transform_and_product_in_one_kernel(tmp_path):
     assert "error against NumPy" in example("spectral_mixing.py", cwd=tmp_path).stdout
 
 
+def test_tiles_with_a_rim(tmp_path):
+    assert "error against NumPy" in example("tile_blur.py", cwd=tmp_path).stdout
+
+
 def test_ecg_and_photograph(tmp_path):
     for name in ("pywt", "scipy", "matplotlib"):
         pytest.importorskip(name, reason="the examples extra is not installed")
