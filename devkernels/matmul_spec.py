@@ -12,8 +12,8 @@ from devkernels.checks import one_of, whole_number
 from devkernels.errors import ResourceError, SpecError
 from devkernels.target import Target, current_target
 
-ITEM_BYTES = {"float16": 2, "float32": 4, "float64": 8, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1,
-              "uint16": 2, "uint32": 4, "uint64": 8}  # fmt: skip
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+              "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8}  # fmt: skip
 ARRANGEMENTS = ("row_major", "col_major")
 TRANSPOSE_MODES = ("non_transposed", "transposed", "conj_transposed")
 DATA_TYPES = ("real", "complex")
@@ -125,7 +125,7 @@ def _precision(value: object) -> tuple[str, str, str]:
         if name not in ITEM_BYTES:
             raise SpecError(f"precision={value!r} is not supported; choose from {', '.join(ITEM_BYTES)}.")
         names.append(name)
-    floats = {name.startswith("float") for name in names}
+    floats = {"float" in name for name in names}
     if len(floats) > 1:
         raise SpecError(f"precision={tuple(names)} mixes floating point and integers; convert one side.")
     if ITEM_BYTES[names[2]] < max(ITEM_BYTES[names[0]], ITEM_BYTES[names[1]]):
@@ -226,6 +226,12 @@ def make_matmul_spec(
 
 
 def _check(spec: MatmulSpec) -> None:
+    if "bfloat16" in spec.precision and (not spec.with_pipeline or spec.precision[2] != "float32"):
+        raise SpecError(
+            f"precision={spec.precision}: bfloat16 is multiplied into float32 by pipelines (with_pipeline=True), whose "
+            f"operands are whole matrices; NumPy has no such dtype for tiles.",
+            spec=spec,
+        )
     if spec.with_pipeline and spec.layout != "plain":
         raise SpecError("with_pipeline places elements as it needs them; leave layout out.", spec=spec)
     if spec.layout == "suggested" and (spec.leading_dimension is not None or spec.transpose_mode is not None):

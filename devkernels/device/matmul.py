@@ -41,7 +41,8 @@ def matmul(
     size : tuple of int
         (m, n, k): op(a) is m x k, op(b) is k x n, c is m x n.
     precision : dtype, or three of them
-        Of a, b and c: numpy.float16, float32, float64, or integers of 8 to 64 bits. Three may differ where c is at
+        Of a, b and c: numpy.float16, float32, float64, integers of 8 to 64 bits, or, of a and b in pipelines,
+        "bfloat16". Three may differ where c is at
         least as wide (float16, float16 -> float32); integers need a c four times as wide (int8, int8 -> int32).
     data_type : {'real', 'complex'}
         Complex products are of float32 or float64, that is complex64 and complex128.

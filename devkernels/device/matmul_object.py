@@ -26,6 +26,11 @@ class Matrices(NamedTuple):
     c: object
 
 
+def _dtype(name: str) -> np.dtype | str:
+    """NumPy's dtype of this name; the name of one that NumPy lacks."""
+    return name if name == "bfloat16" else np.dtype(name)
+
+
 class DeviceMatmul:
     """A product on shared memory; made by `devkernels.matmul`, which documents it. Frozen, hashable, picklable."""
 
@@ -71,8 +76,8 @@ class DeviceMatmul:
 
     @property
     def precision(self) -> Matrices:
-        """NumPy types of the real numbers that a, b and c are made of."""
-        return Matrices(*(getattr(np, name) for name in self._spec.precision))
+        """NumPy types of the real numbers that a, b and c are made of; ``"bfloat16"`` by its name."""
+        return Matrices(*(getattr(np, name, name) for name in self._spec.precision))
 
     @property
     def data_type(self) -> str:
@@ -152,12 +157,12 @@ class DeviceMatmul:
     @property
     def a_value_type(self) -> np.dtype:
         """Dtype of a."""
-        return np.dtype(self._spec.value_types[0])
+        return _dtype(self._spec.value_types[0])
 
     @property
     def b_value_type(self) -> np.dtype:
         """Dtype of b."""
-        return np.dtype(self._spec.value_types[1])
+        return _dtype(self._spec.value_types[1])
 
     @property
     def c_value_type(self) -> np.dtype:

@@ -133,7 +133,7 @@ def _make_execute(spec: PipelineSpec) -> Callable:
     if spec.engine == WARPGROUP:
         from devkernels.matrix import tile_product
 
-        dtype = spec.mm.precision[0]
+        dtype = tile_product.COPIED[spec.mm.precision[0]]
         sizes = [spec.stage_bytes[i] // spec.mm.item_bytes[0] for i in range(2)]
         return tile_product.make_execute(spec, _make_matrix(dtype, dtype), _make_shared(dtype, dtype, sizes))
     return _with_library(spec)

@@ -24,6 +24,7 @@ from devkernels.matrix.memory import i32, slot
 from devkernels.matrix.warpgroup import descriptor
 from devkernels.pipeline_spec import KINDS, LINE, TENSOR, PipelineSpec
 
+COPIED = {"float16": "float16", "bfloat16": "int16", "int8": "int8"}  # as what the threads copy elements
 _GROUP_BYTES = 64 * LINE  # 64 lines: the rows of one product, or 64 columns of a turned operand
 
 
@@ -256,7 +257,7 @@ def _with_threads(spec: PipelineSpec, matrix: Callable, tile: Callable) -> Calla
     """The same where the threads copy: what tensor copies cannot read. A slice lies as a swizzled tile."""
     t, u32 = _Products(spec), np.uint32
     m, n, _ = spec.mm.size
-    dtype, depth, block = spec.mm.precision[0], t.slice_depth, tuple(spec.mm.block_dim)
+    dtype, depth, block = COPIED[spec.mm.precision[0]], t.slice_depth, tuple(spec.mm.block_dim)
     load_a = tiles.make_load_async(TileLayout(m, depth, dtype, "row_major", depth, LINE, block), None)
     load_b = tiles.make_load_async(TileLayout(depth, n, dtype, "col_major", depth, LINE, block), None)
     fill = device_function(lambda x, y, stage, row, column, k: None)

@@ -66,6 +66,18 @@ def test_integers(rng):
             assert pipeline.spec.copies == ("tensor" if orders == "CF" else "threads")
 
 
+@hopper
+@pytest.mark.parametrize("shift", [0, 1])
+def test_bfloat16(shift, rng):
+    mm = devkernels.matmul(size=(64, 64, 64), precision=("bfloat16", "bfloat16", "float32"), with_pipeline=True)
+    a, b, x = (torch.from_numpy(integers(rng, s, "f4")) for s in ((130, 72 + shift), (72, 136), (130, 136)))
+    a, b = a.to("cuda", torch.bfloat16)[:, shift:], b.to("cuda", torch.bfloat16)
+    pipeline = check(mm, a, b, x.numpy(), None, lambda v: torch.as_tensor(v, device="cuda"),
+                     lambda v: v.float().cpu().numpy())  # fmt: skip
+    assert pipeline.spec.engine == "warpgroup"
+    assert pipeline.spec.copies == ("tensor", "threads")[shift]
+
+
 @pytest.mark.parametrize(
     ("size", "precision", "data_type"), [((32, 32, 16), np.float32, "real"), ((16, 16, 8), np.float64, "complex")]
 )

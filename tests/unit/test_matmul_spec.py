@@ -37,6 +37,8 @@ GOOD = dict(size=(32, 16, 8), precision=np.float32, block_size=64)
         (dict(function="MV"), "'MM' is"),
         (dict(execution="Thread"), "'Block' is"),
         (dict(with_pipeline=True, layout="suggested"), "leave layout out"),
+        (dict(precision=("bfloat16", "bfloat16", "float32")), "by pipelines"),
+        (dict(precision="bfloat16", with_pipeline=True), "by pipelines"),
         (dict(compiler="nvcc"), "'numba' is"),
     ],
 )
