@@ -203,7 +203,7 @@ class GroupPlaces:
 
     def position(self, context, builder, index):
         """Row and column of element `index`."""
-        from devkernels.matrix.tile_product import place_of_sum
+        from devkernels.matrix.fragments import place_of_sum
 
         kind = ir.FunctionType(ir.IntType(32), [])
         thread = builder.asm(kind, "mov.u32 $0, %tid.x;", "=r", [], side_effect=False)

@@ -63,6 +63,8 @@ def matmul(
     layout : {'plain', 'suggested'}
         How a and b lie in shared memory: in rows or columns, or as the library suggests (swizzled, such that reads meet
         no bank twice). Suggested layouts go with ``mm(a, b, accumulator)`` only; ``load_a`` and ``load_b`` fill them.
+        The library is called for them, and such calls are not inlined: the accumulator then waits in memory. For whole
+        matrices, pipelines are the fast way.
     function : {'MM'}
         Only matrix products.
     execution : {'Block'}

@@ -94,7 +94,7 @@ class Scratch:
     def __init__(self, forget: Callable[[], None]):
         self._found: dict[tuple, Any] = {}
         self._forget = forget
-        self.lock = threading.Lock()  # copies and product of a call are not to be mixed with those of another thread
+        self.lock = threading.RLock()  # copies and product of a call are not to be mixed with those of another thread
 
     def take(self, like: Any, stream: int, name: str, shape: tuple[int, ...], dtype: str) -> Any:
         """An array for the copy of operand `name`, on this stream; the same one for the same request."""
@@ -160,13 +160,15 @@ class Copy:
 class Copied:
     """Launches of a product some of whose operands are copied first; called as a `Prepared`.
 
-    ``prepare(a, b, c, d, extra)`` prepares the product for the copies.
+    ``prepare(a, b, c, d, extra)`` prepares the product for the copies, which may be copied again; `purpose` keeps the
+    memory of the two apart.
     """
 
     def __init__(
         self, copies: tuple[Copy | None, Copy | None], stream: Any, kept: list, scratch: Scratch | None,
-        prepare: Callable[..., Any],
+        prepare: Callable[..., Any], purpose: str,
     ):  # fmt: skip
+        self._purpose = purpose
         self._copies, self._stream, self._prepare, self._scratch = copies, stream, prepare, scratch
         self._kept = kept  # what a CUDA graph that is being captured will write to
 
@@ -202,7 +204,7 @@ class Copied:
             for name, x, copy in (("a", a, self._copies[0]), ("b", b, self._copies[1])):
                 if copy is not None:
                     x, launch, arguments = copy.launch(
-                        x, lambda shape, dtype, x=x, name=name: self._scratch.take(x, here, name, shape, dtype),
+                        x, lambda shape, dtype, x=x, name=name: self._scratch.take(x, here, name + self._purpose, shape, dtype),
                         self._stream,
                     )  # fmt: skip
                     runs.append(launch.bind(*arguments))

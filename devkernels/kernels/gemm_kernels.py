@@ -52,7 +52,7 @@ def prepare(
             return prepare(route.plain, a, b, c, d, extra, stream, kept, knobs, scratch)
 
         copies = gemm_aligned.converting(spec, route.plain)
-        return gemm_aligned.Copied(copies, stream, kept, scratch, of_plain)
+        return gemm_aligned.Copied(copies, stream, kept, scratch, of_plain, " converted")
     if route.path == SMALL:
         tiling = small_tiling(spec, left, right, result, c is not None, target.current_target())
         make = _packed if isinstance(tiling, packed.PackedTiling) else _small
@@ -68,7 +68,8 @@ def prepare(
         return main(spec, left, right, c, as_matrix(arrays.describe(d, "out")), extra, stream, knobs)
 
     if any(route.copied):
-        return gemm_aligned.Copied(gemm_aligned.aligning(spec, route.copied), stream, kept, scratch, of_arrays)
+        copies = gemm_aligned.aligning(spec, route.copied)
+        return gemm_aligned.Copied(copies, stream, kept, scratch, of_arrays, " aligned")
     return main(spec, left, right, c, result, extra, stream, knobs)
 
 

@@ -7,65 +7,20 @@ cp.async.bulk.tensor.) Imported only where a kernel is compiled.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.cuda.extending import intrinsic
 
 from devkernels.device import tiles
 from devkernels.device.inline import device_function
 from devkernels.device.tile_layout import TileLayout
 from devkernels.lazy import cuda
-from devkernels.matrix import ptx
-from devkernels.matrix.memory import i32, slot
+from devkernels.matrix import fragments, ptx
 from devkernels.matrix.warpgroup import descriptor
 from devkernels.pipeline_spec import KINDS, LINE, TENSOR, PipelineSpec
 
 COPIED = {"float16": "float16", "bfloat16": "int16", "int8": "int8"}  # as what the threads copy elements
 _GROUP_BYTES = 64 * LINE  # 64 lines: the rows of one product, or 64 columns of a turned operand
-
-
-@functools.cache
-def make_transfer(count: int) -> Callable:
-    """Return ``transfer(to, source)``: `count` numbers of 32 bits between local arrays, all indices constants."""
-
-    @intrinsic
-    def transfer(typingctx, to, source):
-        def codegen(context, builder, signature, arguments):
-            word = ir.IntType(32)
-            places = []
-            for kind, value in zip(signature.args, arguments, strict=True):
-                data = context.make_array(kind)(context, builder, value).data
-                places.append(builder.bitcast(data, ir.PointerType(word, data.type.addrspace)))
-            for i in range(count):
-                builder.store(builder.load(slot(builder, places[1], i)), slot(builder, places[0], i))
-            return context.get_dummy_value()
-
-        return types.void(to, source), codegen
-
-    return transfer
-
-
-def place_of_sum(builder, thread, index, columns: int, shared_rows: int):
-    """(row, column) of sum number `index` of a thread; each group of 64 rows has columns // 2 sums a thread.
-
-    PTX ISA, "Register fragments for wgmma": warp w of a group has rows 16 w ..., a lane rows lane // 4 and 8 below it,
-    and two columns of each eight.
-    """
-    lane, warp = builder.and_(thread, i32(31)), builder.and_(builder.lshr(thread, i32(5)), i32(3))
-    part = builder.udiv(index, i32(columns // 2))
-    inside = builder.sub(index, builder.mul(part, i32(columns // 2)))
-    row = builder.add(builder.shl(warp, i32(4)), builder.lshr(lane, i32(2)))
-    row = builder.add(row, builder.shl(builder.and_(builder.lshr(inside, i32(1)), i32(1)), i32(3)))
-    row = builder.add(row, builder.shl(part, i32(6)))
-    row = builder.add(row, builder.mul(builder.lshr(thread, i32(7)), i32(shared_rows)))
-    column = builder.add(
-        builder.shl(builder.lshr(inside, i32(2)), i32(3)), builder.shl(builder.and_(lane, i32(3)), i32(1))
-    )
-    return row, builder.add(column, builder.and_(inside, i32(1)))
 
 
 class _Products:
@@ -129,7 +84,7 @@ def make_execute(spec: PipelineSpec, matrix: Callable, tile: Callable) -> Callab
 
 def _with_tensor_copies(spec: PipelineSpec) -> Callable:
     t, u32, u64 = _Products(spec), np.uint32, np.uint64
-    multiply, transfer, settle = t.make(), make_transfer(t.count), ptx.make_settle(t.count)
+    multiply, transfer, settle = t.make(), fragments.make_transfer(t.count), ptx.make_settle(t.count)
     DEPTH, STAGE, BARRIERS, count, INNER = u32(t.depth), u32(t.stage), u32(t.barriers), t.count, u32(t.inner)
     zero, one, eight, groups = u32(0), u32(1), u32(8), u32(t.groups)
     m, n, _ = map(u32, spec.mm.size)
@@ -144,7 +99,7 @@ def _with_tensor_copies(spec: PipelineSpec) -> Callable:
         ptx.product_commit,
     )
     wait_one, wait_all, divide, same = ptx.product_wait_one, ptx.product_wait_all, ptx.divide, ptx.same_in_warp
-    load_word = make_load_word()
+    load_word = fragments.make_load_word()
 
     def fill(storage, base, step, stage, row, column):
         ready = base + BARRIERS + stage * eight
@@ -212,25 +167,6 @@ def _with_tensor_copies(spec: PipelineSpec) -> Callable:
     return device_function(execute)
 
 
-@functools.cache
-def make_load_word() -> Callable:
-    """Return ``load_word(storage, number)``: a word of 64 bits (number a literal) of a pipeline's storage."""
-
-    @intrinsic
-    def load_word(typingctx, storage, number):
-        if not isinstance(number, types.IntegerLiteral):
-            return None
-        offset = 8 * number.literal_value
-
-        def codegen(context, builder, signature, arguments):
-            place = builder.add(arguments[0], ir.Constant(ir.IntType(64), offset))
-            return builder.load(builder.inttoptr(place, ir.PointerType(ir.IntType(64), 1)))
-
-        return types.int64(types.uint64, number), codegen
-
-    return load_word
-
-
 def _copier(at: int, t: _Products, turned: bool, length: int, slice_bytes: int) -> Callable:
     """Return ``copy(map, stage, ready, k, first)``: all boxes of an operand's part of a stage."""
     run = device_function(lambda tensor_map, stage, ready, k, first: None)
@@ -264,7 +200,7 @@ def _with_threads(spec: PipelineSpec, matrix: Callable, tile: Callable) -> Calla
     for s in range(t.slices):
         places = s * t.a_slice, t.slices * t.a_slice + s * t.b_slice
         fill = _then_fill(fill, load_a, load_b, tile, places, s * depth)
-    multiply, transfer, settle = t.make(), make_transfer(t.count), ptx.make_settle(t.count)
+    multiply, transfer, settle = t.make(), fragments.make_transfer(t.count), ptx.make_settle(t.count)
     wait = tiles.make_wait(2 * t.slices * (t.depth - 2))
     DEPTH, STAGE, AHEAD, INNER, count = u32(t.depth), u32(t.stage), u32(t.depth - 1), t.inner, t.count
     zero, one, rows, columns = u32(0), u32(1), m, n

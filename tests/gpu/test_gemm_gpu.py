@@ -153,6 +153,21 @@ def test_copied_operands_share_memory_in_turn(rng):
             assert bool(cupy.array_equal(out, (a.astype("f4") + 1) @ wide))
 
 
+@hopper
+def test_copies_of_copies(rng):
+    """b through its prologue, and then to the only order that such products read; a and b alike in shape."""
+    product = devkernels.make_gemm("float32", tf32=1, prologue_b=lambda x, row, column: x + row % 2)
+    a, b = (cupy.asarray(integers(rng, (288, 288), "f4")) for _ in range(2))
+    want = a @ (b + cupy.arange(288, dtype="f4")[:, None] % 2)
+    assert "warpgroup: b is copied through its prologue" in product.describe(a, b)
+    out = cupy.empty_like(want)
+    run = product.bind(a, b, out=out)
+    for call in (lambda: product(a, b, out=out), lambda: product(a, b, out=out), run):
+        out.fill(cupy.nan)
+        call()
+        assert bool(cupy.array_equal(out, want))
+
+
 @pytest.mark.parametrize("orders", list(itertools.product("CF", repeat=3)))
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_orders(dtype, orders, rng):
