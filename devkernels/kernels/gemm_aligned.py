@@ -204,7 +204,10 @@ class Copied:
             for name, x, copy in (("a", a, self._copies[0]), ("b", b, self._copies[1])):
                 if copy is not None:
                     x, launch, arguments = copy.launch(
-                        x, lambda shape, dtype, x=x, name=name: self._scratch.take(x, here, name + self._purpose, shape, dtype),
+                        x,
+                        lambda shape, dtype, x=x, name=name: self._scratch.take(
+                            x, here, name + self._purpose, shape, dtype
+                        ),
                         self._stream,
                     )  # fmt: skip
                     runs.append(launch.bind(*arguments))

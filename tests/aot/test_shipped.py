@@ -31,7 +31,7 @@ from devkernels.kernels import arrays, gemm_plan, gemm_warpgroup, lazy_kernel
 from devkernels.launch import driver
 from devkernels.target import Target
 
-assert devkernels.use_images(sys.argv[1]) == 12
+assert devkernels.use_images(sys.argv[1]) == 16
 asked = []
 
 
@@ -145,7 +145,7 @@ def test_the_command_tells_ready_kernels(images):
 
 
 def test_without_images_and_compilers_the_error_says_what_to_install(tmp_path):
-    code = CALLS.replace("assert devkernels.use_images(sys.argv[1]) == 12\n", "")
+    code = CALLS.replace("assert devkernels.use_images(sys.argv[1]) == 16\n", "")
     result = run(tmp_path, "-c", code)
     assert "MissingDependencyError: kernel order_filter(" in result.stderr
     assert "Install devkernels[cu12], [cu13] or [aot], or bring it as an image" in result.stderr
