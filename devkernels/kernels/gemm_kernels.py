@@ -142,7 +142,7 @@ def _staged(
 
 
 def staged_tiling(spec: GemmSpec, a: Matrix, b: Matrix, d: Matrix, has_c: bool, blocks: int) -> staged.StagedTiling:
-    """How slices are cut: small tiles where large ones would be fewer than `blocks`."""
+    """How slices are cut: small tiles where large ones would leave a quarter of `blocks` without work."""
 
     def operand(x: Matrix, along: bool) -> staged.Operand:
         unit = x.along_rows is not None
@@ -151,7 +151,7 @@ def staged_tiling(spec: GemmSpec, a: Matrix, b: Matrix, d: Matrix, has_c: bool, 
     left, right = operand(a, a.along_rows is not False), operand(b, b.along_rows is False)
     large = staged.StagedTiling(spec.a_dtype, left, right, spec.out_dtype, has_c, split=spec.tf32 == 3)
     rows, columns = large.tile
-    few = -(-d.rows // rows) * -(-d.columns // columns) * d.batch < blocks
+    few = 4 * -(-d.rows // rows) * -(-d.columns // columns) * d.batch < 3 * blocks
     run = large.run * d.itemsize
     wide = d.along_rows is True and d.columns % large.run == 0 and run % 4 == 0 and d.aligned(min(16, run))
     tall = target.current_target().major >= 9
