@@ -26,24 +26,38 @@ __device__ W up(T x) { return x; }
 __device__ T down(W x) { return x; }
 #endif
 
-__device__ W gelu_slope(W z) {
-    const W s = W(0.79788456080286535588), q = W(0.044715);
+// tanh(u) = 1 - 2 r and 1 - tanh(u)^2 = 4 r (1 - r) with r = 1 / (1 + exp(2 u)); the approximate exponential and
+// reciprocal are off by some 2^-21, results are rounded at 2^-9 or 2^-12. tanh() takes longer than the memory does,
+// and so do thirty instructions for each element, which the library functions would make of this.
 #if TYPE < 2
-    // tanh(u) = 1 - 2 r and 1 - tanh(u)^2 = 4 r (1 - r) with r = 1 / (1 + exp(2 u)); the approximate exponential and
-    // reciprocal are off by some 2^-21, results are rounded at 2^-9 or 2^-12. tanh() takes longer than the memory does,
-    // and so do thirty instructions for each element, which the library functions would make of this.
-    const W log2e = W(1.44269504088896340736);
-    W e, r;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(z), "f"(W(10)));  // 1 and 0 from there on; further out e would
+__device__ W within(W z) {
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(z), "f"(W(10)));  // 1 and 0 from there on; further out exp would
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(z), "f"(W(-10)));  // overflow; NaN stays NaN
+    return z;
+}
+__device__ W gelu_exp(W z) {
+    const W s = W(0.79788456080286535588), q = W(0.044715), log2e = W(1.44269504088896340736);
+    W e;
+    z = within(z);
     const W w = z * z;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(z * (W(2) * log2e * s + W(2) * log2e * s * q * w)));
+    return e;
+}
+__device__ W gelu_slope(W z, W e) {  // e is gelu_exp(z)
+    const W s = W(0.79788456080286535588), q = W(0.044715);
+    W r;
+    z = within(z);
+    const W w = z * z;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(W(1) + e));
     const W left = e * r;  // 1 - r, without what is lost where r is nearly 1
     return left * (r * (z * (W(2) * s + W(6) * s * q * w))) + left;
+}
+__device__ W gelu_slope(W z) { return gelu_slope(z, gelu_exp(z)); }
 #else
+__device__ W gelu_slope(W z) {
+    const W s = W(0.79788456080286535588), q = W(0.044715);
     z = z > W(16) ? W(16) : z < W(-16) ? W(-16) : z;  // as above
     W t = tanh(s * (z + q * z * z * z));
     return W(0.5) * (W(1) + t) + W(0.5) * z * (W(1) - t * t) * s * (W(1) + W(3) * q * z * z);
-#endif
 }
+#endif

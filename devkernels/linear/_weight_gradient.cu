@@ -5,8 +5,8 @@
 // KIND as in `_activation.cu`, TYPE 0 or 1; `_common.cu` stands before this. A block owns 128 columns of dz and 256 of x
 // and goes over all rows, 64 at a time. The first 128 threads have x copied into a ring of stages and dy and kept into
 // one before it, of which they make dz; two groups of 128 threads multiply. CL blocks side by side (a cluster) need the
-// same dz: each makes the CL-th part of the rows and sends it to the others. The first cluster of a row of blocks writes
-// dz and db. (Roles and rings as in CUTLASS's warp-specialised kernels; PTX ISA: wgmma, mbarrier, cp.async.bulk.)
+// same dz: each makes the CL-th part of the rows and sends it to the others. (Roles and rings as in CUTLASS's
+// warp-specialised kernels; PTX ISA: wgmma, mbarrier, cp.async.bulk.)
 
 #ifndef CL
 #define CL 4
@@ -21,6 +21,7 @@
 struct alignas(64) Map { u64 words[16]; };
 union Eight { uint4 raw; u32 pair[4]; T v[8]; __device__ Eight() {} };
 static const u32 TOKENS = 64, FEATURES = 128, WIDTH = 256, ROWS = TOKENS / CL;
+static const u32 GROUP = ROWS / 8 < 4 ? ROWS / 8 : 4;  // times eight rows: so many a thread computes at once
 static const u32 DZ_BYTES = TOKENS * FEATURES * 2, X_BYTES = TOKENS * WIDTH * 2, STAGE = DZ_BYTES + X_BYTES;
 static const u32 DY_BYTES = ROWS * FEATURES * 2, KEPT_BYTES = KIND == 2 ? ROWS * FEATURES / 8 : DY_BYTES;
 static const u32 INPUT = DY_BYTES + (KIND == 2 ? 1024 : KEPT_BYTES);
@@ -60,6 +61,10 @@ __device__ void copy_in(u32 to, const Map* map, u32 barrier, u32 x, u32 y) {
 __device__ void copy_columns(u32 to, const Map* map, u32 barrier, u32 row, u32 block) {  // blocks of 64 columns
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
                  ::"r"(to), "l"(map), "r"(barrier), "r"(0), "r"(row), "r"(block) : "memory");
+}
+__device__ void store_columns(const Map* map, u32 from, u32 row, u32 block) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];"
+                 ::"l"(map), "r"(0), "r"(row), "r"(block), "r"(from) : "memory");
 }
 __device__ bool elected() {  // one thread of a warp, of which the compiler knows that it is one
     u32 is;
@@ -124,13 +129,14 @@ __device__ void multiply(float (&c)[128], u64 a, u64 b) {
 
 extern "C" __global__ void __cluster_dims__(1, CL, 1) __launch_bounds__(384, 1) weight_gradient(
     const __grid_constant__ Map dy_map, const __grid_constant__ Map kept_map, const __grid_constant__ Map x_map,
-    T* __restrict__ dz, T* __restrict__ db, T* __restrict__ dw, u32 tokens, u32 features, u32 width) {
+    const __grid_constant__ Map dz_map, T* __restrict__ db, T* __restrict__ dw, u32 tokens, u32 features, u32 width) {
     extern __shared__ unsigned char memory[];
     const u32 base = (shared_address(memory) + 1023) & ~1023u, inputs = base + STAGES * STAGE;
     const u32 full = base + BARRIERS, empty = full + 8 * STAGES, came = empty + 8 * STAGES;
     const u32 thread = threadIdx.x, role = __shfl_sync(~0u, thread >> 7, 0), rank = blockIdx.y % CL;
     const u32 f0 = blockIdx.x * FEATURES, n0 = blockIdx.y * WIDTH, steps = (tokens + TOKENS - 1) / TOKENS;
-    const bool writes = blockIdx.y < CL;
+    // The first cluster of a row of blocks writes dz, the second (if there is one) adds up its columns.
+    const bool writes = blockIdx.y < CL, adds = db != nullptr && (gridDim.y > CL ? blockIdx.y / CL == 1 : writes);
     if (thread == 0) {
         for (u32 i = 0; i < STAGES; ++i) {
             init(full + 8 * i, 2);
@@ -144,7 +150,6 @@ extern "C" __global__ void __cluster_dims__(1, CL, 1) __launch_bounds__(384, 1) 
     if (role == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
         const u32 own = thread, across = own & 15, half = across >> 3, chunk = across & 7, lower = own >> 4;
-        const u32 column = f0 + across * 8;
         float sum[8];
 #pragma unroll
         for (u32 i = 0; i < 8; ++i) sum[i] = 0;
@@ -168,29 +173,39 @@ extern "C" __global__ void __cluster_dims__(1, CL, 1) __launch_bounds__(384, 1) 
             Eight z[ROWS / 8];
             wait(came + 8 * i, step / AHEAD & 1);
 #pragma unroll
-            for (u32 r = 0; r < ROWS / 8; ++r) {
-                const u32 line = r * 8 + lower, place = line * 128 + ((chunk ^ (line & 7)) << 4);
-                Eight g;
-                g.raw = load_shared(from + place);
+            for (u32 first = 0; first < ROWS / 8; first += GROUP) {
+                Eight g[GROUP];
+#if KIND != 2
+                Eight k[GROUP];
+#endif
+#pragma unroll
+                for (u32 r = 0; r < GROUP; ++r) {
+                    const u32 line = (first + r) * 8 + lower, place = line * 128 + ((chunk ^ (line & 7)) << 4);
+                    g[r].raw = load_shared(from + place);
 #if KIND == 2
-                u32 bits;
-                asm volatile("ld.shared.u8 %0, [%1];" : "=r"(bits) : "r"(inputs + i * INPUT + DY_BYTES + line * 16 + across) : "memory");
+                    u32 bits;
+                    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(bits) : "r"(inputs + i * INPUT + DY_BYTES + line * 16 + across) : "memory");
 #pragma unroll
-                for (u32 j = 0; j < 4; ++j)  // two bits become the halves of a word that is all ones or zeros
-                    z[r].pair[j] = g.pair[j] & ((bits >> 2 * j & 1) * 0xffff | (bits >> 2 * j & 2) * 0x7fff8000);
+                    for (u32 j = 0; j < 4; ++j)  // two bits become the halves of a word that is all ones or zeros
+                        z[first + r].pair[j] = g[r].pair[j] & ((bits >> 2 * j & 1) * 0xffff | (bits >> 2 * j & 2) * 0x7fff8000);
 #else
-                Eight k;
-                k.raw = load_shared(from + DY_BYTES + place);
+                    k[r].raw = load_shared(from + DY_BYTES + place);
 #endif
-#pragma unroll
-                for (u32 j = 0; j < 8; ++j) {
 #if KIND == 0
-                    z[r].v[j] = up(k.v[j]) <= W(0) ? T(0) : g.v[j];
-#elif KIND == 1
-                    z[r].v[j] = down(up(g.v[j]) * gelu_slope(up(k.v[j])));
+#pragma unroll
+                    for (u32 j = 0; j < 8; ++j) z[first + r].v[j] = up(k[r].v[j]) <= W(0) ? T(0) : g[r].v[j];
 #endif
-                    sum[j] += up(z[r].v[j]);
                 }
+#if KIND == 1
+                // First all exponentials, then all reciprocals: the unit for these takes one warp's every eight cycles,
+                // which the rest of the arithmetic of other elements fills.
+                float e[GROUP * 8];
+#pragma unroll
+                for (u32 j = 0; j < GROUP * 8; ++j) e[j] = gelu_exp(up(k[j / 8].v[j % 8]));
+#pragma unroll
+                for (u32 j = 0; j < GROUP * 8; ++j)
+                    z[first + j / 8].v[j % 8] = down(up(g[j / 8].v[j % 8]) * gelu_slope(up(k[j / 8].v[j % 8]), e[j]));
+#endif
             }
             wait(empty + 8 * s, (step / STAGES & 1) ^ 1);
             if (warp == 2 && elected()) {
@@ -214,17 +229,25 @@ extern "C" __global__ void __cluster_dims__(1, CL, 1) __launch_bounds__(384, 1) 
             if (warp == 3 && elected()) {
                 arrive(ready);
                 if (step + AHEAD < steps) fetch(step + AHEAD);
-            }
-            __syncwarp();
-            if (writes && column < features) {  // only now: the fence above would wait for these
-#pragma unroll
-                for (u32 r = 0; r < ROWS / 8; ++r) {
-                    const u32 row = step * TOKENS + rank * ROWS + r * 8 + lower;
-                    if (row < tokens) *reinterpret_cast<uint4*>(dz + u64(row) * features + column) = z[r].raw;
+                if (writes) {
+                    store_columns(&dz_map, part, step * TOKENS + rank * ROWS, f0 / 64);
+                    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+                    // Before the next barrier, after which the stage of STAGES - 1 steps ago is written again, all but the
+                    // last STAGES - 2 have been read.
+                    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STAGES - 2) : "memory");
                 }
             }
+            __syncwarp();
+            if (adds) {
+#pragma unroll
+                for (u32 r = 0; r < ROWS / 8; ++r)
+#pragma unroll
+                    for (u32 j = 0; j < 8; ++j) sum[j] += up(z[r].v[j]);
+            }
         }
-        if (writes && db != nullptr) {  // the inputs have been read: their place takes the sums of the eight threads of a column
+        if (warp == 3 && elected()) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+        __syncwarp();
+        if (adds) {  // the inputs have been read: their place takes the sums of the eight threads of a column
             float* sums = reinterpret_cast<float*>(memory + (inputs - shared_address(memory)));
 #pragma unroll
             for (u32 j = 0; j < 8; ++j) sums[lower * FEATURES + across * 8 + j] = sum[j];
@@ -271,7 +294,7 @@ extern "C" __global__ void __cluster_dims__(1, CL, 1) __launch_bounds__(384, 1) 
         }
     }
     all_of_the_cluster();  // no block ends while another writes to its memory
-    if (role == 0 && writes && db != nullptr && rank == 0) {
+    if (role == 0 && adds && rank == 0) {
         const float* sums = reinterpret_cast<const float*>(memory + (base + SUMS - shared_address(memory)));
         float total = 0;
         for (u32 i = 0; i < CL; ++i) total += sums[i * FEATURES + thread];

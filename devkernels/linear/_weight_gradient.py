@@ -19,51 +19,47 @@ from devkernels.linear.arrays import Arrays
 DTYPES = ("float16", "bfloat16")
 _TOKENS, _FEATURES, _WIDTH, _THREADS = 64, 128, 256, 384  # of a stage and a block, see the source
 _BLOCK = 64  # columns: 128 bytes, the width of the swizzle
-_RINGS = {4: (4, 3), 2: (4, 2), 1: (3, 2)}  # blocks of a cluster -> stages, steps fetched ahead: what fits
+# Blocks that share the gradient before the activation. Alone, a block would take longer to make all of it than its
+# products take; and 32 clusters of four do not fit on an H200 at a time, 64 of two do.
+_CLUSTER, _STAGES, _AHEAD = 2, 4, 2
 _MAP_TYPES = {"uint8": 0, "float16": 6, "bfloat16": 9}  # CUtensorMapDataType
 _SWIZZLE_128, _L2_256 = 3, 3
 _MOST = 1 << 31
 
 
 def possible(arrays: Arrays, device: int, dtype: str, tokens: int, features: int, width: int) -> bool:
-    """Whether there is a kernel for such a layer: 16 bits, multiples of 64 features, a GPU with sm_90."""
-    if (
-        dtype not in DTYPES
-        or features % _BLOCK
-        or width % _BLOCK
-        or max(tokens, features, width) >= _MOST
-        or tokens < 1
-    ):
+    """Whether there is a kernel for such a layer on this device.
+
+    It wants 16 bits, multiples of 64 features, an even number of 256 (or less) of the input's side by side, and sm_90.
+    """
+    if dtype not in DTYPES or features % _BLOCK or width % _BLOCK or -(-width // _WIDTH) % _CLUSTER:
         return False
-    return _cuda.available() and tuple(arrays.capability(device)) == (9, 0)
+    return 0 < tokens < _MOST and _cuda.available() and tuple(arrays.capability(device)) == (9, 0)
 
 
-def cluster_of(width: int) -> int:
-    """Blocks that share the gradient before the activation: as many as divide the blocks side by side."""
-    across = -(-width // _WIDTH)
-    return next(size for size in (4, 2, 1) if across % size == 0)
+def _ahead(kind: int) -> int:
+    """Steps that are fetched ahead: what fits; a mask leaves room for one more."""
+    return _AHEAD + (kind == KINDS["relu_aux"])
 
 
-def shared_bytes(kind: int, cluster: int) -> int:
+def shared_bytes(kind: int) -> int:
     """Dynamic shared memory of a block."""
-    stages, ahead = _RINGS[cluster]
-    part = _TOKENS // cluster * _FEATURES * 2  # of the gradient, and of what was kept
+    part = _TOKENS // _CLUSTER * _FEATURES * 2  # of the gradient, and of what was kept
     stage = (_FEATURES + _WIDTH) * _TOKENS * 2
     kept = 1024 if kind == KINDS["relu_aux"] else part
-    return stages * stage + ahead * (part + kept) + 16 * stages + 8 * ahead + cluster * _FEATURES * 4 + 1024
+    barriers = 16 * _STAGES + 8 * _ahead(kind)
+    return _STAGES * stage + _ahead(kind) * (part + kept) + barriers + _CLUSTER * _FEATURES * 4 + 1024
 
 
-def compile_source(dtype: str, kind: int, cluster: int) -> bytes:
-    """Compile the kernel for one dtype, kind and size of clusters; return the cubin, from the cache if kept."""
-    stages, ahead = _RINGS[cluster]
-    values = {"TYPE": TYPES[dtype][0], "KIND": kind, "CL": cluster, "STAGES": stages, "AHEAD": ahead}
+def compile_source(dtype: str, kind: int) -> bytes:
+    """Compile the kernel for one dtype and kind; return the cubin, from the cache if kept."""
+    values = {"TYPE": TYPES[dtype][0], "KIND": kind, "CL": _CLUSTER, "STAGES": _STAGES, "AHEAD": _ahead(kind)}
     return _cuda.compile_file("_weight_gradient.cu", "sm_90a", values)
 
 
 @functools.cache
-def _function(arrays: Arrays, device: int, dtype: str, kind: int, cluster: int) -> int:
-    code = compile_source(dtype, kind, cluster)
-    return _cuda.load(arrays, device, code, "weight_gradient", shared_bytes(kind, cluster))
+def _function(arrays: Arrays, device: int, dtype: str, kind: int) -> int:
+    return _cuda.load(arrays, device, compile_source(dtype, kind), "weight_gradient", shared_bytes(kind))
 
 
 class _Map:
@@ -122,31 +118,30 @@ class WeightGradient:
 
     def __init__(self, arrays: Arrays, device: int, dtype: str, tokens: int, features: int, width: int, kept_ld: int,
                  kind: str):  # fmt: skip
-        code, cluster = KINDS[kind], cluster_of(width)
-        rows = _TOKENS // cluster
+        code, rows = KINDS[kind], _TOKENS // _CLUSTER
         self._dy = _Map(dtype, tokens, features, features, rows, _FEATURES // _BLOCK)
         if code == KINDS["relu_aux"]:
             self._kept = _Map("uint8", tokens, kept_ld, kept_ld, rows, _FEATURES // 8)
         else:
             self._kept = _Map(dtype, tokens, features, kept_ld, rows, _FEATURES // _BLOCK)
         self._x = _Map(dtype, tokens, width, width, _TOKENS, _WIDTH // _BLOCK)
-        self._results = [ctypes.c_uint64(0) for _ in range(3)]
+        self._dz = _Map(dtype, tokens, features, features, rows, _FEATURES // _BLOCK)
+        self._results = [ctypes.c_uint64(0) for _ in range(2)]
         self._sizes = [ctypes.c_uint32(size) for size in (tokens, features, width)]
-        places = [m.place for m in (self._dy, self._kept, self._x)]
+        places = [m.place for m in (self._dy, self._kept, self._x, self._dz)]
         places += [ctypes.addressof(value) for value in (*self._results, *self._sizes)]
         grid = -(-features // _FEATURES), -(-width // _WIDTH)
-        kernel = _function(arrays, device, dtype, code, cluster)
-        self._launch = _cuda.Launch(
-            "weight_gradient", device, kernel, grid, (_THREADS, 1), shared_bytes(code, cluster), places
-        )
+        kernel, size = _function(arrays, device, dtype, code), shared_bytes(code)
+        self._launch = _cuda.Launch("weight_gradient", device, kernel, grid, (_THREADS, 1), size, places)
         self._lock = threading.Lock()
 
     def launch(self, dy: int, kept: int, x: int, dz: int, db: int, dw: int, stream: int) -> None:
         """Run on pointers, multiples of 16; `db` 0 leaves the sum out."""
-        z, b, w = self._results
+        b, w = self._results
         with self._lock:
             self._dy.at(dy)
             self._kept.at(kept)
             self._x.at(x)
-            z.value, b.value, w.value = dz, db, dw
+            self._dz.at(dz)
+            b.value, w.value = db, dw
             self._launch.on(stream)

@@ -22,7 +22,7 @@ from devkernels.tolerance import unit_roundoff
 from tests.gpu.linear_device import HAVE
 
 ACTIVATIONS = {"relu": torch.relu, "gelu": nn.GELU("tanh")}
-SHAPES = [(1, 64, 64), (64, 128, 256), (200, 320, 576), (1000, 192, 1088), (63, 1024, 768), (4099, 576, 2048)]
+SHAPES = [(1, 64, 320), (64, 128, 512), (200, 320, 448), (1000, 192, 960), (63, 1024, 1536), (4099, 576, 2048)]
 
 
 @pytest.fixture(autouse=True)
@@ -66,18 +66,18 @@ def test_the_kernel(kind, dtype, tokens, n, k):
 
 def test_what_there_is_no_kernel_for():
     about = package("torch"), 0
-    assert joined.kernel_for(*about, "float16", 64, 128, 128, "gelu", 128) is not None
-    for dtype, tokens, n, k in [("float32", 64, 128, 128), ("float16", 64, 120, 128), ("float16", 64, 128, 72)]:
+    assert joined.kernel_for(*about, "float16", 64, 128, 512, "gelu", 128) is not None
+    for dtype, tokens, n, k in [("float32", 64, 128, 512), ("float16", 64, 120, 512), ("float16", 64, 128, 256)]:
         assert joined.kernel_for(*about, dtype, tokens, n, k, "gelu", n) is None
 
 
 def test_special_values(rng):
     """What is not finite stays where it is."""
     dtype, arrays = torch.float16, package("torch")
-    dy, z, x = (torch.randn(128, 128, device="cuda", dtype=dtype) for _ in range(3))
+    dy, z, x = (torch.randn(128, width, device="cuda", dtype=dtype) for width in (128, 128, 512))
     dy[3, 5], dy[7, 9], z[11, 13] = torch.inf, torch.nan, torch.nan
-    kernel = joined.kernel_for(arrays, 0, "float16", 128, 128, 128, "gelu", 128)
-    dz, db, dw = torch.empty_like(dy), torch.empty(128, device="cuda", dtype=dtype), torch.empty_like(dy)
+    kernel = joined.kernel_for(arrays, 0, "float16", 128, 128, 512, "gelu", 128)
+    dz, db, dw = (torch.empty(*shape, device="cuda", dtype=dtype) for shape in ((128, 128), (128,), (128, 512)))
     kernel.launch(*(t.data_ptr() for t in (dy, z, x, dz, db, dw)), torch.cuda.current_stream().cuda_stream)
     assert {tuple(i) for i in (~dz.isfinite()).nonzero().tolist()} == {(3, 5), (7, 9), (11, 13)}
     for array in (db, dw):
