@@ -71,12 +71,12 @@ class Gemm:
         extra = extra if type(extra) is tuple else tuple(extra) if isinstance(extra, tuple) else (extra,)
         key = None
         if stream is None or type(stream) is int:
-            key = _key((a, b, c, *extra), alpha, beta, stream)
+            key = call_key((a, b, c, *extra), alpha, beta, stream)
         result = out
         if key is not None:
             if result is None and (made := self._made.get(key)) is not None:
                 result = arrays.empty(a, *made)
-            if result is not None and (mark := _key((result,))) is not None:
+            if result is not None and (mark := call_key((result,))) is not None:
                 run = self._bound.get((key, mark))
                 if run is not None and run() is not False:
                     return result
@@ -138,7 +138,7 @@ class Gemm:
             if target.home().kind == "gpu" and given["out"] is result:
                 if kept is not None:
                     kept.append(prepared.bind(*values))
-                elif key is not None and (mark := _key((result,))) is not None:
+                elif key is not None and (mark := call_key((result,))) is not None:
                     self._remember(key, mark, prepared.bind(*values))
                     self._made[key] = checks.shape(seen), self.spec.out_dtype
 
@@ -177,7 +177,7 @@ class Gemm:
         return gemm_images.image_sources(self.spec)
 
 
-def _key(values: tuple, *others: Any) -> tuple | None:
+def call_key(values: tuple, *others: Any) -> tuple | None:
     """All of some device arrays and numbers that a launch depends on; None if they must be looked at in full."""
     key = [*others]
     for x in values:
@@ -198,7 +198,7 @@ def _key(values: tuple, *others: Any) -> tuple | None:
     return tuple(key)
 
 
-_KINDS: dict[type, str] = {}  # types of arguments -> what they are for `_key`
+_KINDS: dict[type, str] = {}  # types of arguments -> what they are for `call_key`
 
 
 def _kind(kind: type) -> str:

@@ -384,6 +384,20 @@ def test_chain_by_warpgroups(orders, rng):
         assert bool(cupy.isnan(out[m]).all())
         assert bool(cupy.isnan(out[:, p]).all())
     assert "warpgroup products" in chain.describe(512)
+    for factor in (2, 2, 1):  # again, from host memory, and with other contents
+        a *= 1 if factor == 2 else 0
+        left = orders[0](a)
+        for x, y, z in ((left, right, last), (a.get(), b.get(), c.get())):
+            two = [v if z is last else v.get() for v in (bias, residual)]
+            got = chain(x, y, z, alpha=factor, extra=(two[0],), then=(two[1],))
+            between = cupy.maximum(factor * (a.astype("f4") @ b.astype("f4")) + bias, 0)
+            want = (between.astype("f8") @ c.astype("f8") + residual).astype("f2")
+            assert bool(cupy.array_equal(cupy.asarray(got), want)), factor
+            out = cupy.full((m, p), cupy.nan, "f2")
+            for _ in range(2 if z is last else 0):
+                out.fill(cupy.nan)
+                chain(x, y, z, alpha=factor, extra=(two[0],), then=(two[1],), out=out)
+                assert bool(cupy.array_equal(out, want)), factor
 
 
 @hopper
