@@ -138,7 +138,7 @@ def _signature(node: ast.AST) -> str:
 
 def _first(docstring: str | None) -> str:
     """The first paragraph, on one line."""
-    return " ".join((docstring or "").split("\n\n")[0].split())
+    return " ".join((docstring or "").split("\n\n")[0].split()).replace("``", "`")
 
 
 def main() -> int:
