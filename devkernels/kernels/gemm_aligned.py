@@ -25,6 +25,8 @@ from devkernels.lazy import cuda
 
 THREADS = 256
 _EACH = 4  # elements of a thread that converts
+_SHORT = 256  # lines shorter than this are converted several in a block
+_GRID = 65535  # the most of a grid along y and z
 _MOST = 8  # copies that a plan has memory for at a time
 
 
@@ -40,15 +42,16 @@ def make_kernel(item: int, turning: bool):
     gather, address, each = tensor_calls.make_gather(item), ptx.address, 16 // item
 
     def align(x, y, sixteenths):
-        batch, number = np.int64(cuda.blockIdx.z), np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+        number = np.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
         lines, length = x.shape[1], x.shape[2]
-        for other in range(np.int64(cuda.blockIdx.y), sixteenths if turning else lines, cuda.gridDim.y):
-            line, piece = (number, other) if turning else (other, number)
-            if line < lines and piece < sixteenths:
-                first = piece * each
-                place = address(x) + np.uint64(batch * x.strides[0] + line * x.strides[1] + first * x.strides[2])
-                to = address(y) + np.uint64(((batch * lines + line) * sixteenths + piece) * 16)
-                gather(to, place, x.strides[2], length - first)
+        for batch in range(np.int64(cuda.blockIdx.z), x.shape[0], np.int64(cuda.gridDim.z)):
+            for other in range(np.int64(cuda.blockIdx.y), sixteenths if turning else lines, cuda.gridDim.y):
+                line, piece = (number, other) if turning else (other, number)
+                if line < lines and piece < sixteenths:
+                    first = piece * each
+                    place = address(x) + np.uint64(batch * x.strides[0] + line * x.strides[1] + first * x.strides[2])
+                    to = address(y) + np.uint64(((batch * lines + line) * sixteenths + piece) * 16)
+                    gather(to, place, x.strides[2], length - first)
 
     return align
 
@@ -59,30 +62,47 @@ def aligning_kernel(item: int, turning: bool) -> Kernel:
     return Kernel(make_kernel(item, turning), Options(launch_bounds=THREADS))
 
 
-def make_converting(prologue: Callable | None, by_rows: bool) -> Callable:
+def make_converting(prologue: Callable | None, by_rows: bool, short: bool = False) -> Callable:
     """Return ``convert(x, y)``: y[b, i, j] = prologue(x[b, i, j], i, j), on arrays with three axes.
 
-    Threads follow the rows, or the columns. The grid has pieces of a line along x, lines along y and batches along z.
+    Threads follow the rows, or the columns. The grid has pieces of a line along x, lines along y and batches along z;
+    where lines are `short`, pieces of all of them, one after another, along x.
     """
     function = device_function((lambda x, row, column: x) if prologue is None else prologue)
     threads, each, axis = THREADS, _EACH, 2 if by_rows else 1
 
     def convert(x, y):
-        batch, first = np.int64(cuda.blockIdx.z), np.int64(cuda.blockIdx.x) * (threads * each) + cuda.threadIdx.x
-        for line in range(np.int64(cuda.blockIdx.y), x.shape[3 - axis], np.int64(cuda.gridDim.y)):
-            for e in range(each):
-                at = first + e * threads
-                if at < x.shape[axis]:
-                    row, column = (line, at) if by_rows else (at, line)
-                    y[batch, row, column] = function(x[batch, row, column], row, column)
+        first = np.int64(cuda.blockIdx.x) * (threads * each) + cuda.threadIdx.x
+        for batch in range(np.int64(cuda.blockIdx.z), x.shape[0], np.int64(cuda.gridDim.z)):
+            for line in range(np.int64(cuda.blockIdx.y), x.shape[3 - axis], np.int64(cuda.gridDim.y)):
+                for e in range(each):
+                    at = first + e * threads
+                    if at < x.shape[axis]:
+                        row, column = (line, at) if by_rows else (at, line)
+                        y[batch, row, column] = function(x[batch, row, column], row, column)
 
-    return convert
+    def convert_all(x, y):
+        first, lines, length = (
+            np.int64(cuda.blockIdx.x) * (threads * each) + cuda.threadIdx.x,
+            x.shape[3 - axis],
+            x.shape[axis],
+        )
+        for e in range(each):
+            number = first + e * threads
+            if number < x.shape[0] * lines * length:
+                whole = number // length
+                at, batch = number - whole * length, whole // lines
+                line = whole - batch * lines
+                row, column = (line, at) if by_rows else (at, line)
+                y[batch, row, column] = function(x[batch, row, column], row, column)
+
+    return convert_all if short else convert
 
 
 @lazy_kernel
-def converting_kernel(prologue: Callable | None, by_rows: bool) -> Kernel:
+def converting_kernel(prologue: Callable | None, by_rows: bool, short: bool = False) -> Kernel:
     """The kernel that converts; see `make_converting`."""
-    return Kernel(make_converting(prologue, by_rows), Options(launch_bounds=THREADS))
+    return Kernel(make_converting(prologue, by_rows, short), Options(launch_bounds=THREADS))
 
 
 class Scratch:
@@ -145,14 +165,16 @@ class Copy:
         if self.prologue is None and self.dtype == seen.dtype:
             turning = seen.along_rows is not None and seen.along_rows is not by_rows
             across, down = (count, sixteenths) if turning else (sixteenths, count)
-            grid = (-(-across // THREADS), min(down, 65535), batch)
+            grid = (-(-across // THREADS), min(down, _GRID), min(batch, _GRID))
             launch = aligning_kernel(item, turning)[grid, THREADS, stream]
             arguments = there if by_rows else there.swapaxes(1, 2), whole, sixteenths
         else:
             along = seen.along_rows is not False
             inner, outer = (seen.columns, seen.rows) if along else (seen.rows, seen.columns)
-            grid = (-(-inner // (THREADS * _EACH)), min(outer, 65535), batch)
-            launch = converting_kernel(self.prologue, along)[grid, THREADS, stream]
+            short, share = inner < _SHORT, THREADS * _EACH
+            grid = (-(-inner // share), min(outer, _GRID), min(batch, _GRID))
+            grid = (-(-inner * outer * batch // share), 1, 1) if short else grid
+            launch = converting_kernel(self.prologue, along, short)[grid, THREADS, stream]
             arguments = there, y
         return (y if len(x.shape) == 3 else y[0]), launch, arguments
 

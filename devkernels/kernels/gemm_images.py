@@ -5,6 +5,7 @@ In: a `GemmSpec`; the target that is compiled for. Out: kernels with their signa
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from devkernels import target
@@ -27,11 +28,12 @@ def _conversions(spec: GemmSpec, plain: GemmSpec) -> dict[str, tuple]:
     for which, copy in zip("ab", gemm_aligned.converting(spec, plain), strict=True):
         if copy is not None:
             have = spec.a_dtype if which == "a" else spec.b_dtype
-            for layout, gaps in (("C", ""), ("A", "_gaps")):
+            for layout, short in itertools.product("CA", (False, True)):
                 parameters = _array("x", have, 3, "C"), _array("y", copy.dtype, 3, layout)
-                kernel = gemm_aligned.converting_kernel(copy.prologue, True)
+                kernel = gemm_aligned.converting_kernel(copy.prologue, True, short)
                 notes = {"block": gemm_aligned.THREADS}
-                sources[f"convert_{which}_{have}_{copy.dtype}{gaps}"] = kernel, parameters, notes
+                name = ("_gaps" if layout == "A" else "") + ("_short" if short else "")
+                sources[f"convert_{which}_{have}_{copy.dtype}{name}"] = kernel, parameters, notes
     return sources
 
 

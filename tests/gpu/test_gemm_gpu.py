@@ -153,6 +153,15 @@ def test_copied_operands_share_memory_in_turn(rng):
             assert bool(cupy.array_equal(out, (a.astype("f4") + 1) @ wide))
 
 
+def test_prologues_of_very_many_products(rng):
+    """More batches than a grid has along any axis but the first; short lines, and long ones."""
+    product = devkernels.make_gemm("float16", out_dtype="float32", prologue_a=lambda x, row, column: x + row)
+    for batch, m, k in ((66000, 3, 8), (66000, 1, 264)):
+        a, b = cupy.asarray(integers(rng, (batch, m, k), "f2")), cupy.asarray(integers(rng, (k, 8), "f2"))
+        want = (a.astype("f4") + cupy.arange(m, dtype="f4")[:, None]) @ b.astype("f4")
+        assert bool(cupy.array_equal(product(a, b), want))
+
+
 @hopper
 def test_copies_of_copies(rng):
     """b through its prologue, and then to the only order that such products read; a and b alike in shape."""

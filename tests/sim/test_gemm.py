@@ -9,6 +9,7 @@ import pytest
 import devkernels
 from devkernels import tolerance
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
+from devkernels.kernels import gemm_aligned
 from tests.matmul_cases import integers, poison
 
 
@@ -176,6 +177,17 @@ def test_prologues_of_16_bit_floats_are_rounded():
     a, b = np.full((1, 1), 2048, "f2"), np.ones((1, 1), "f2")
     product = devkernels.make_gemm("float16", out_dtype="float32", prologue_a=lambda x, row, column: np.float32(x) + 1)
     assert product(a, b)[0, 0] == 2048
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+@pytest.mark.parametrize("short", [True, False])
+def test_copies_through_prologues(by_rows, short, generator):
+    """The kernel that a GPU runs for it, with fewer blocks than batches and lines: each takes several."""
+    x = integers(generator, (3, 5, 7), "f4")
+    y = np.full_like(x, np.nan)
+    function = gemm_aligned.make_converting(lambda x, row, column: x + 10 * row + column, by_rows, short)
+    devkernels.kernel(function)[(1, 2, 2), gemm_aligned.THREADS](x, y)
+    np.testing.assert_array_equal(y, x + 10 * np.arange(5, dtype="f4")[:, None] + np.arange(7, dtype="f4"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "complex64"])
