@@ -120,7 +120,8 @@ def main():
         x[0, 1, 2] = cp.nan
         y = devkernels.fftconvolve(x, h, mode, axes=(-2, -1))
         assert not bool(cp.isnan(y[1:]).any()), (x_shape, mode)
-        assert bool(cp.isnan(y[0]).all()), (x_shape, mode)
+        spoilt = cp.isnan(y[0])  # all of it, or of complex images the segments that meet it
+        assert bool(spoilt.any() if dtype == "complex64" else spoilt.all()), (x_shape, mode)
         ran += 1
     limit, convolver2d._HALVED = convolver2d._HALVED, 1  # one real image as two halves
     plan = convolver2d.FFTConvolve2D(axis_plans((70, 40), (5, 6), "float32", "same"), "float32", "same")
