@@ -308,7 +308,7 @@ def block_fft(
             from devkernels.engine.tune import tuned
 
             found = tuned(size, dtype)
-        found = found or choose.choose(size, dtype.itemsize)
+        found = found or (choose.choose_real if real_input else choose.choose)(size, dtype.itemsize)
         radices, elements_per_thread, limit = found.radices, found.elements, found.max_registers
         rows, streamed, pairs, ahead = found.rows, found.streamed, pairs or found.pairs, found.ahead
         held = neighbours and found.neighbours

@@ -59,7 +59,7 @@ TUNED: dict[str, dict[tuple[int, int], Choice]] = {"sm_90": {
     (3072, 8): Choice((24, 8, 16), 48, 1, 168),
     (4096, 8): Choice((16, 16, 16), 32, 1, 128, True, pairs=True),
     (6144, 8): Choice((24, 16, 16), 48, 1, 168),
-    (8192, 8): Choice((16, 16, 32), 32, 1, 128, True, pairs=True),
+    (8192, 8): Choice((16, 16, 32), 32, 1, 128, pairs=True),
     (12288, 8): Choice((48, 16, 16), 48, 1, 168),
     (16384, 8): Choice((16, 32, 32), 32, 1, 128, True, pairs=True, neighbours=True, ahead=True),
     (64, 16): Choice((8, 8), 8, 16),
@@ -80,12 +80,21 @@ COLUMNS: dict[tuple[int, int], Choice] = {
 }
 
 
+# Of real rows in the real parts: a thread moves 4 bytes at a time, and the filter is another for each channel.
+REAL: dict[tuple[int, int], Choice] = {
+    (256, 8): Choice((16, 16), 16, 8, 80, True),
+    (1024, 8): Choice((32, 32), 32, 4, 128, True),
+    (2048, 8): Choice((16, 8, 16), 32, 1, 128, True, pairs=True),
+    (8192, 8): Choice((16, 16, 32), 32, 1, 128, True, pairs=True),
+}
+
+
 # Of rows whose kernels can take stages of different numbers of threads: no number of elements fits all radices of such
 # lengths, but for so many that registers and instruction cache are short.
 UNEVEN: dict[tuple[int, int], Choice] = {
     (480, 8): Choice((20, 24), (20, 24), 4, 96),
     (640, 8): Choice((20, 32), (20, 32), 4, 128, pairs=True),
-    (960, 8): Choice((30, 32), (30, 32), 4, 128, pairs=True),
+    (960, 8): Choice((30, 32), (30, 32), 2, 128, pairs=True),
     (1440, 8): Choice((12, 10, 12), (12, 10, 12), 1, 64, True),
     (3072, 8): Choice((12, 16, 16), (12, 16, 16), 1, 64, True),
 }  # fmt: skip
@@ -94,6 +103,11 @@ UNEVEN: dict[tuple[int, int], Choice] = {
 def uneven(size: int, word_bytes: int) -> Choice | None:
     """The measured choice of a length whose stages take different numbers of threads, None where there is none."""
     return UNEVEN.get((size, word_bytes))
+
+
+def choose_real(size: int, word_bytes: int) -> Choice:
+    """`choose` for real rows in the real parts of complex ones."""
+    return REAL.get((size, word_bytes)) or choose(size, word_bytes)
 
 
 def measured(size: int, word_bytes: int) -> Choice | None:
