@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from devkernels.engine import choose, emit
 from devkernels.engine.block_fft import BlockFFT, block_fft
 from devkernels.errors import ArgumentError
@@ -103,7 +105,10 @@ class ImageLaunches:
                 self.rows, dtype, self._pairs, epilogue, x_written, _segments(x), bands
             ),
         )
-        self._filter_columns = one = self.columns if y.segments == 1 else _columns(y.size, precision, 1, columns)
+        one = self.columns if y.segments == 1 else _columns(y.size, precision, 1, columns)
+        if not np.array_equal(one.spectrum_index, self.columns.spectrum_index):
+            one = self.columns  # fewer transforms in a block have another order: filters must have that of the images
+        self._filter_columns = one
         self._filter_kernels = (
             convolve_images.rows_forward_kernel(self.rows, dtype, False, False, None),
             convolve_images.columns_spectrum_kernel(one, x.size),

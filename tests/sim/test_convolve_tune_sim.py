@@ -10,7 +10,7 @@ import devkernels
 from devkernels import cache
 from devkernels.engine.choose import Choice
 from devkernels.errors import TargetError
-from devkernels.kernels import convolve_plan, convolve_plan2d, convolve_tune, fftconvolve, fftconvolve2d
+from devkernels.kernels import convolve_plan, convolve_plan2d, convolve_tune, convolver2d, fftconvolve, fftconvolve2d
 from devkernels.tolerance import fft_bound, relative_error
 from tests.convolution_cases import random
 
@@ -114,6 +114,8 @@ def test_candidates_of_the_public_sizes_fit_a_block():
         for images in found:
             choice, down = images.columns, images.plans[0]
             assert choice is None or isinstance(choice, Choice)
+            plan = convolver2d.FFTConvolve2D(images.plans, dtype, "same", columns=choice)
+            assert np.array_equal(plan._filter_columns.spectrum_index, plan.columns.spectrum_index)
             if choice is not None:
                 assert down.size // choice.elements * down.segments * choice.rows <= 1024
     assert len({images.plans for images in found}) > 1
