@@ -18,7 +18,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from devkernels.device.inline import device_function
 from devkernels.engine import emit
 from devkernels.engine.block_fft import BlockFFT
 from devkernels.kernels import convolve_images_steps as steps
@@ -26,17 +25,6 @@ from devkernels.kernels.convolve_images_steps import WHOLE
 from devkernels.kernels.convolve_steps import finish, line_of, spectrum_of
 from devkernels.kernels.lazy_kernel import lazy_kernel
 from devkernels.lazy import cuda
-
-
-def _thread_of(fft: BlockFFT) -> Callable:
-    """Device function ``f() -> (thread, transform of the block, transform of the grid's row)``."""
-    here = line_of(fft)
-
-    def of_rows():
-        thread, line = here()
-        return thread, np.int64(cuda.threadIdx.y), line
-
-    return device_function(of_rows)
 
 
 @lazy_kernel
@@ -51,17 +39,17 @@ def rows_forward_kernel(
     and samples before the first are counted from the end. `known` is what is known of samples inside an image's row;
     without `wraps` only. With `bands` a plate is the two halves of one image.
     """
-    transform = steps.rows_there(fft, steps.own(fft)[0], dtype, pairs, wraps, prologue, known, segments, bands)
-    elements, number, here = fft.elements_per_thread, fft.dtype, _thread_of(fft)
+    transform = steps.rows_there(fft, dtype, pairs, wraps, prologue, known, segments, bands)
+    elements, number, here = fft.elements_per_thread, fft.dtype, line_of(fft)
 
     def transform_rows(x, work, marks, images, groups, image_rows, image_columns, page_rows, lead_y, lead_x, extra):
         data = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
-        thread, lane, line = here()
+        thread, line = here()
         page = np.int64(cuda.blockIdx.y)
         mark = page * np.int64(cuda.gridDim.x) + np.int64(cuda.blockIdx.x)
         transform(
-            data, shared, x, work, marks, thread, lane, line, page, page, mark, images, groups, image_rows,
+            data, shared, x, work, marks, thread, line, page, mark, images, groups, image_rows,
             image_columns, page_rows, lead_y, lead_x, extra,
         )  # fmt: skip
 
@@ -95,7 +83,7 @@ def columns_spectrum_kernel(fft: BlockFFT, width: int):
 @lazy_kernel
 def columns_kernel(
     fft: BlockFFT, width: int, read: emit.Spans = emit.UNKNOWN, written: emit.Spans = emit.UNKNOWN,
-    backwards: bool = True, segments: tuple[int, int] = WHOLE, across: int = 1,
+    segments: tuple[int, int] = WHOLE, across: int = 1,
 ):  # fmt: skip
     """Kernel ``f(work, spectra, groups, image_rows, page_rows, begin, start, window)``.
 
@@ -105,8 +93,7 @@ def columns_kernel(
     before it writes. Rows are in `across` segments, each with columns of its own. Pages are taken in the opposite order
     of the other kernels: those written last before are still in the L2 cache.
     """
-    forward, _, filter_inverse = steps.own(fft)
-    through = steps.columns_through(fft, forward, filter_inverse, width, read, written, segments, across)
+    through = steps.columns_through(fft, width, read, written, segments, across)
     elements, number = fft.elements_per_thread, fft.dtype
 
     def filter_columns(work, spectra, groups, image_rows, page_rows, begin, start, window):
@@ -114,11 +101,9 @@ def columns_kernel(
         factors = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
         thread, lane, chunk = np.int64(cuda.threadIdx.y), np.int64(cuda.threadIdx.x), np.int64(cuda.blockIdx.x)
-        page = np.int64(cuda.blockIdx.y)
-        if backwards:
-            page = np.int64(cuda.gridDim.y) - 1 - page
+        page = np.int64(cuda.gridDim.y) - 1 - np.int64(cuda.blockIdx.y)
         through(
-            data, factors, shared, work, spectra, thread, lane, chunk, page, page, groups, image_rows, page_rows, begin,
+            data, factors, shared, work, spectra, thread, lane, chunk, page, groups, image_rows, page_rows, begin,
             start, window,
         )  # fmt: skip
 
@@ -135,16 +120,16 @@ def rows_inverse_kernel(
     The grid is as in the forward one, which had `chunks` blocks for each page. Samples ``start ... start + hop`` of
     segment s are samples ``s hop ...`` of a row. `known` is what is known of the samples that are written.
     """
-    transform = steps.rows_back(fft, steps.own(fft)[1], dtype, pairs, epilogue, known, segments, bands)
-    elements, number, here = fft.elements_per_thread, fft.dtype, _thread_of(fft)
+    transform = steps.rows_back(fft, dtype, pairs, epilogue, known, segments, bands)
+    elements, number, here = fft.elements_per_thread, fft.dtype, line_of(fft)
 
     def finish_rows(work, out, marks, images, groups, out_rows, out_columns, page_rows, start, chunks, extra):
         data = cuda.local.array(elements, number)
         shared = cuda.shared.array(0, number)
-        thread, lane, line = here()
+        thread, line = here()
         page = np.int64(cuda.blockIdx.y)
         transform(
-            data, shared, work, out, marks, thread, lane, line, page, page, images, groups, out_rows, out_columns,
+            data, shared, work, out, marks, thread, line, page, images, groups, out_rows, out_columns,
             page_rows, start, chunks, extra,
         )  # fmt: skip
 

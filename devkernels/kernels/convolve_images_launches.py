@@ -98,9 +98,7 @@ class ImageLaunches:
             convolve_images.rows_forward_kernel(
                 self.rows, dtype, self._pairs, wraps, prologue, emit.UNKNOWN if wraps else x_read, _segments(x), bands
             ),
-            convolve_images.columns_kernel(
-                self.columns, self._width, y_read, y_written, True, _segments(y), x.segments
-            ),
+            convolve_images.columns_kernel(self.columns, self._width, y_read, y_written, _segments(y), x.segments),
             convolve_images.rows_inverse_kernel(
                 self.rows, dtype, self._pairs, epilogue, x_written, _segments(x), bands
             ),

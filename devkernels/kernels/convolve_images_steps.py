@@ -1,7 +1,7 @@
 """The three steps of a convolution over two axes as device functions: rows there, columns with the filter, rows back.
 
-in: a `BlockFFT` along the axis, and its transforms as `own` or `flat` gives them. out: functions over a thread's local
-array, for the kernels of `convolve_images` and `convolve_images_flow`, which say where in the grid a step is done.
+in: a `BlockFFT` along the axis. out: functions over a thread's local array, for the kernels of `convolve_images`, which
+say where in the grid a step is done.
 """
 
 from __future__ import annotations
@@ -30,42 +30,6 @@ class Bands:
     hop: int
     begin: int
     rows: int
-
-
-def own(fft: BlockFFT) -> tuple[Callable, Callable, Callable]:
-    """Forward, inverse, filter_inverse of blocks of the transform's shape; the last two arguments do not matter."""
-    forward_, inverse_, filter_inverse_ = fft.forward, fft.inverse, fft.filter_inverse
-
-    def forward(data, shared, thread, lane):
-        forward_(data, shared)
-
-    def inverse(data, shared, thread, lane):
-        inverse_(data, shared)
-
-    def filter_inverse(data, factors, shared, thread, lane):
-        filter_inverse_(data, factors, shared)
-
-    return device_function(forward), device_function(inverse), device_function(filter_inverse)
-
-
-def flat(fft: BlockFFT) -> tuple[Callable, Callable, Callable]:
-    """The same for blocks in one dimension, in the order of the transform's: thread `thread` of transform `lane`."""
-    from devkernels.engine import stages  # with Numba, which a launch of a kernel from the cache does without
-
-    options, words = dict(offset=fft.frequency_offset, rotated=fft.rotated), np.uint32(fft.plan.row_words)
-    there = stages.compose(fft.plan, fft.dtype, -1, real_input=fft.real_input, **options)
-    back, back_filtered = (stages.compose(fft.plan, fft.dtype, 1, filtered=way, **options) for way in (False, True))
-
-    def forward(data, shared, thread, lane):
-        there(data, data, shared, np.uint32(thread), np.uint32(lane) * words)
-
-    def inverse(data, shared, thread, lane):
-        back(data, data, shared, np.uint32(thread), np.uint32(lane) * words)
-
-    def filter_inverse(data, factors, shared, thread, lane):
-        back_filtered(data, factors, shared, np.uint32(thread), np.uint32(lane) * words)
-
-    return device_function(forward), device_function(inverse), device_function(filter_inverse)
 
 
 def _apart(fft: BlockFFT) -> Callable:
@@ -101,13 +65,12 @@ def _spoil(fft: BlockFFT, both: bool = False) -> Callable:
 
 
 def rows_there(
-    fft: BlockFFT, forward: Callable, dtype: str, pairs: bool, wraps: bool, prologue: Callable | None,
+    fft: BlockFFT, dtype: str, pairs: bool, wraps: bool, prologue: Callable | None,
     known: emit.Spans, segments: tuple[int, int], bands: Bands | None = None,
 ) -> Callable:  # fmt: skip
     """Device function that reads a segment of a row of a page's images and transforms it; see `rows_forward_kernel`.
 
-    `line` is the number of the segment in its page, `slot` that of the page in the work area, `mark` the place where
-    the block marks what is not finite.
+    `line` is the number of the segment in its page, `mark` the place where the block marks what is not finite.
     """
     count, hop = segments
     real = not dtype.startswith("complex")
@@ -121,12 +84,12 @@ def rows_there(
         emit.gather(emit.Move(fft.offsets, fft.dtype.name, dtype, part, masked=True, keep=True)) for part in parts
     )
     before, before_second = (each_sample(fft, prologue, part, 1, wraps, True) for part in parts)
-    store, separate, elements, size = fft.store, _apart(fft), fft.elements_per_thread, fft.size
+    forward, store, separate, elements, size = fft.forward, fft.store, _apart(fft), fft.elements_per_thread, fft.size
     step, zero = 2 if pairs else 1, fft.dtype.type(0)
     halves, top, below, most = (False, 0, 0, 0) if bands is None else (True, bands.begin, bands.hop, bands.rows)
 
     def transform(
-        data, shared, x, work, marks, thread, lane, line, page, slot, mark, images, groups, image_rows, image_columns,
+        data, shared, x, work, marks, thread, line, page, mark, images, groups, image_rows, image_columns,
         page_rows, lead_y, lead_x, extra,
     ):  # fmt: skip
         group = np.int64(np.uint32(page) % np.uint32(groups))  # 32 bits: a division of 64 is a long one
@@ -172,20 +135,20 @@ def rows_there(
                     data[e] = complex(data[e].real, zero.real)
             before_second(data, (other, source), column, width, extra)
             separate(data, marks, mark)
-        forward(data, shared, thread, lane)
+        forward(data, shared)
         if live:
-            store(data, work, (slot * page_rows * count + line) * size + thread)
+            store(data, work, (page * page_rows * count + line) * size + thread)
 
     return device_function(transform)
 
 
 def columns_through(
-    fft: BlockFFT, forward: Callable, filter_inverse: Callable, width: int, read: emit.Spans, written: emit.Spans,
+    fft: BlockFFT, width: int, read: emit.Spans, written: emit.Spans,
     segments: tuple[int, int], across: int,
 ) -> Callable:  # fmt: skip
     """Device function that takes a block's columns of a page through the filter; see `columns_kernel`.
 
-    `chunk` is the number of the block in its page, `slot` that of the page in the work area.
+    `chunk` is the number of the block in its page.
     """
     (count, hop), points, per_block = segments, width // across, fft.ffts_per_block // segments[0]
     meets = count > 1 and "block" not in [exchange.barrier for exchange in fft.plan.exchanges]
@@ -194,9 +157,10 @@ def columns_through(
     load = emit.gather(emit.Move(offsets, fft.dtype.name, masked=True, inside=read[0], within=read[1]))
     store = emit.scatter(emit.Move(offsets, fft.dtype.name, masked=True, inside=written[0], within=written[1]))
     load_filter, size = emit.gather(emit.Move(at_filter, fft.dtype.name)), fft.size
+    forward, filter_inverse = fft.forward, fft.filter_inverse
 
     def through(
-        data, factors, shared, work, spectra, thread, lane, chunk, page, slot, groups, image_rows, page_rows, begin,
+        data, factors, shared, work, spectra, thread, lane, chunk, page, groups, image_rows, page_rows, begin,
         start, window,
     ):  # fmt: skip
         place, done = lane, np.int64(0)
@@ -206,10 +170,10 @@ def columns_through(
         column = chunk * per_block + place
         live = column < width
         column = min(column, width - 1)
-        base = slot * page_rows * width
+        base = page * page_rows * width
         place = (thread + done + begin) * width + column
         load(data, work, base + place, place, image_rows * width)
-        forward(data, shared, thread, lane)
+        forward(data, shared)
         if meets:  # all segments have been read
             cuda.syncthreads()
         group = np.int64(np.uint32(page) % np.uint32(groups))
@@ -217,7 +181,7 @@ def columns_through(
         if across > 1:
             frequency = np.int64(np.uint32(column) % np.uint32(points))
         load_filter(factors, spectra, (group * size + thread) * points + frequency)
-        filter_inverse(data, factors, shared, thread, lane)
+        filter_inverse(data, factors, shared)
         if live:
             place = (thread - start) * width + column
             limit = window
@@ -229,7 +193,7 @@ def columns_through(
 
 
 def rows_back(
-    fft: BlockFFT, inverse: Callable, dtype: str, pairs: bool, epilogue: Callable | None, known: emit.Spans,
+    fft: BlockFFT, dtype: str, pairs: bool, epilogue: Callable | None, known: emit.Spans,
     segments: tuple[int, int], bands: Bands | None = None,
 ) -> Callable:  # fmt: skip
     """Device function that transforms a segment of a page's row back and writes it; see `rows_inverse_kernel`."""
@@ -241,19 +205,20 @@ def rows_back(
         emit.scatter(emit.Move(fft.offsets, fft.dtype.name, dtype, part, masked=True, inside=inside, within=within))
         for part in ends
     )
-    load, size, step, spoil = fft.load, fft.size, 2 if pairs else 1, _spoil(fft, bands is not None)
+    load, inverse, size, step = fft.load, fft.inverse, fft.size, 2 if pairs else 1
+    spoil = _spoil(fft, bands is not None)
     halves, below = (False, 0) if bands is None else (True, bands.hop)
     after, after_second = (each_sample(fft, epilogue, part, 1, False, True) for part in ends)
 
     def transform(
-        data, shared, work, out, marks, thread, lane, line, page, slot, images, groups, out_rows, out_columns,
+        data, shared, work, out, marks, thread, line, page, images, groups, out_rows, out_columns,
         page_rows, start, chunks, extra,
     ):  # fmt: skip
         group = np.int64(np.uint32(page) % np.uint32(groups))  # 32 bits: a division of 64 is a long one
         image = step * (page - group) + group
         last = (below if halves else out_rows) * count - 1
-        load(data, work, (slot * page_rows * count + min(line, last)) * size + thread)
-        inverse(data, shared, thread, lane)
+        load(data, work, (page * page_rows * count + min(line, last)) * size + thread)
+        inverse(data, shared)
         if pairs:
             spoil(data, marks, page * chunks, chunks)
         row, done, limit = line, np.int64(0), out_columns
