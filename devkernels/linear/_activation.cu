@@ -3,6 +3,7 @@
 // dz[r, c] = dy[r, c] * slope(kept[r, c]);  db[c] = sum over r of dz[r, c]
 //
 // KIND 0: ReLU, kept is its result.  1: GELU (tanh), kept is its input.  2: ReLU, kept is its mask, one bit an element.
+// 3: any, kept is the slope itself.
 // A block of LANES x (256 / LANES) threads takes LANES * VEC columns and some rows. Blocks leave partial sums; the last
 // one of a column slab adds them up, always in the same order, so that the result is the same in every run.
 // `_common.cu` stands before this.
@@ -60,6 +61,8 @@ extern "C" __global__ void __launch_bounds__(256, sizeof(W) == 4 ? 4 : 1) activa
                     z.v[i] = (bits[a] >> i) & 1 ? g[a].v[i] : T(0);
 #elif KIND == 0
                     z.v[i] = up(k[a].v[i]) <= W(0) ? T(0) : g[a].v[i];
+#elif KIND == 3
+                    z.v[i] = down(up(g[a].v[i]) * up(k[a].v[i]));
 #else
                     z.v[i] = down(up(g[a].v[i]) * gelu_slope(up(k[a].v[i])));
 #endif

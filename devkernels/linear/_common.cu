@@ -9,11 +9,17 @@ typedef unsigned short T;
 typedef float W;
 __device__ W up(T x) { W y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
 __device__ T down(W x) { T y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
+__device__ u32 pair(W a, W b) { u32 y; asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(y) : "f"(a), "f"(b)); return y; }
+__device__ u32 times(u32 a, u32 b) { u32 c; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b)); return c; }
 #elif TYPE == 1
 typedef unsigned short T;
 typedef float W;
 __device__ W up(T x) { return __uint_as_float(u32(x) << 16); }
 __device__ T down(W x) { T y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
+__device__ u32 pair(W a, W b) { u32 y; asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(y) : "f"(a), "f"(b)); return y; }
+#if __CUDA_ARCH__ >= 900
+__device__ u32 times(u32 a, u32 b) { u32 c; asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b)); return c; }
+#endif
 #elif TYPE == 2
 typedef float T;
 typedef float W;

@@ -18,8 +18,10 @@ INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
-def compile_file(name: str, architecture: str, values: dict[str, int]) -> bytes:
-    """Compile a source of this folder with `values` as macros, after `_common.cu`; return the cubin, from the cache.
+def compile_file(name: str, architecture: str, values: dict[str, int], also: tuple[str, ...] = ()) -> bytes:
+    """Compile a source of this folder with `values` as macros; return the cubin, from the cache.
+
+    `_common.cu`, and the sources named by `also`, stand before it.
 
     Raises
     ------
@@ -29,7 +31,7 @@ def compile_file(name: str, architecture: str, values: dict[str, int]) -> bytes:
     from cuda.bindings import nvrtc
 
     here = Path(__file__).parent
-    source = (here / "_common.cu").read_text() + (here / name).read_text()
+    source = "".join((here / part).read_text() for part in ("_common.cu", *also, name))
     options = [f"-arch={architecture}", "-std=c++17", *(f"-D{key}={value}" for key, value in values.items())]
     version = nvrtc.nvrtcVersion()[1:]
 
@@ -67,6 +69,20 @@ def load(arrays: Arrays, device: int, code: bytes, symbol: str, shared_bytes: in
             (error,) = driver.cuFuncSetAttribute(function, attribute, shared_bytes)
             check(driver, error, "cuFuncSetAttribute")
     return int(function)
+
+
+@functools.cache
+def multiprocessors(device: int) -> int:
+    """Multiprocessors of a device."""
+    from cuda.bindings import driver
+
+    enter(device)
+    error, handle = driver.cuDeviceGet(device)
+    check(driver, error, "cuDeviceGet")
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    error, count = driver.cuDeviceGetAttribute(attribute, handle)
+    check(driver, error, "cuDeviceGetAttribute")
+    return count
 
 
 def enter(device: int) -> None:

@@ -20,7 +20,7 @@ TYPES = {
     "float32": (2, 4, 4),
     "float64": (3, 8, 8),
 }  # number, bytes, sum's
-KINDS = {"relu": 0, "gelu": 1, "relu_aux": 2, "gelu_aux": 1}
+KINDS = {"relu": 0, "gelu": 1, "relu_aux": 2, "gelu_aux": 1, "gelu_slope": 3}
 _THREADS, _MAX_ROW_BLOCKS, _MAX_SLABS = 256, 64, 16384
 # Lanes side by side in a block. Few rows: narrow blocks, each of which sees all rows, so that none waits for others.
 # That is faster up to so many rows on an H200, for ReLU and for GELU, which computes more for each element.

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from devkernels.linear._torch_kept import forward_code, training_code
 from devkernels.linear._torch_mlp import mlp_backward, mlp_forward
-from devkernels.linear._torch_run import backward, forward_code, keeps_mask, run
+from devkernels.linear._torch_run import backward, run
 from devkernels.linear._torch_train import known, learned
 from devkernels.linear.epilog import gelu_aux_columns, relu_mask_bytes
 
@@ -41,7 +42,7 @@ class LinearFunction(torch.autograd.Function):
         training = known(weight, activation)
         found = None if training is None else training.forward(x, weight, bias)
         if found is None:
-            code = forward_code(activation, bias is not None, keeps_mask(x, weight, activation))
+            code = training_code(x, weight, bias, activation)
             found = run(x, weight, bias, code)
             training = learned.learn(x, weight, bias, activation, code)
         y, aux = found

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from devkernels.linear import _torch_ops as ops
 from devkernels.linear import _torch_run as raw
+from devkernels.linear._torch_kept import forward_code
 from devkernels.linear._torch_look import Learned, Look
 
 any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
@@ -28,7 +29,7 @@ def autocast(x: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
 
 def _of_nothing(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
     """The layer for a batch of no tokens, where there is nothing to fuse."""
-    raw.forward_code(activation, bias is not None, False)
+    forward_code(activation, bias is not None, False)
     raw.check_layer(x, weight)
     y = torch.nn.functional.linear(x, weight, bias)
     return y if activation is None else y.relu() if activation == "relu" else torch.nn.functional.gelu(y)
@@ -53,7 +54,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | Non
                 return out
     if 0 in x.shape:
         return _of_nothing(x, weight, bias, activation)
-    code = raw.forward_code(activation, bias is not None, False)
+    code = forward_code(activation, bias is not None, False)
     y = raw.run(x, weight, bias, code)[0]
     learned.learn(x, weight, bias, activation, code)
     return y

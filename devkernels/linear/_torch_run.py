@@ -5,13 +5,15 @@ in: tensors without regard to autograd.  out: results, and what the backward pas
 
 from __future__ import annotations
 
-import functools
+import math
 
 import torch
 from torch import Tensor
 
 from devkernels.errors import ArgumentError, ArgumentTypeError
 from devkernels.linear import kept
+from devkernels.linear._gelu_forward import GeluForward
+from devkernels.linear._torch_kept import LIKE_Y, SLOPE, forget, kind_of, on_gpu
 from devkernels.linear._weight_gradient import WeightGradient
 from devkernels.linear.activations import on_device
 from devkernels.linear.arrays import package
@@ -24,7 +26,7 @@ from devkernels.linear.operands import analyse
 
 _ARRAYS = package("torch")
 # Signatures of calls -> what is planned for them.
-_entries, _products, _passes, _steps, _kept = (Bounded(size) for size in (512, 512, 256, 256, 512))
+_entries, _products, _passes, _steps = (Bounded(size) for size in (512, 512, 256, 256))
 _raw_stream = _ARRAYS.raw_stream
 _float32 = torch.float32
 _precision = torch.get_float32_matmul_precision
@@ -36,12 +38,14 @@ class _Entry:
 
     __slots__ = ("copy", "index", "lt", "new_aux", "new_gradient", "new_out", "prepared", "shape")
 
-    def __init__(self, prepared: Prepared, shape: tuple[int, ...], copy: bool):
+    def __init__(self, prepared: Prepared, shape: tuple[int, ...], copy: bool, own: GeluForward | None = None):
         self.prepared, self.shape, self.copy = prepared, shape, copy
         spec, self.index = prepared.spec, prepared.device
-        self.lt = prepared.lean
+        self.lt = own or prepared.lean
         self.new_out = _ARRAYS.maker(shape, spec.out_dtype, prepared.device)
         self.new_aux, self.new_gradient = prepared.new_aux, prepared.new_gradient
+        if own is not None:  # in one dimension, by which it is known from what cuBLASLt keeps
+            self.new_aux = _ARRAYS.maker((math.prod(shape),), spec.out_dtype, prepared.device)
 
 
 def flatten(name: str, x: Tensor) -> Tensor:
@@ -66,8 +70,14 @@ def check_layer(x: Tensor, weight: Tensor) -> None:
 def _plan_layer(x: Tensor, weight: Tensor, bias: Tensor | None, code: int, compute: str | None) -> _Entry:
     check_layer(x, weight)
     flat = flatten("x", x)
-    prepared = prepare(analyse(flat, weight.T, bias=bias, epilog=Epilog(code), compute_type=compute))
-    return _Entry(prepared, (*x.shape[:-1], prepared.spec.n), flat.data_ptr() != x.data_ptr())
+    epilog = Epilog.of("gelu", bias=bias is not None, aux=True) if code == SLOPE else Epilog(code)
+    operands = analyse(flat, weight.T, bias=bias, epilog=epilog, compute_type=compute)
+    prepared, copy, own = prepare(operands), flat.data_ptr() != x.data_ptr(), None
+    straight = flat.is_contiguous() and weight.is_contiguous() and (bias is None or bias.is_contiguous())
+    if code == SLOPE and straight and prepared.lean is not None and operands.alignment >= 16:
+        (tokens, k), n = flat.shape, weight.shape[0]
+        own = kept.slope_for(_ARRAYS, tokens, n, k, str(x.dtype)[6:], prepared.device)
+    return _Entry(prepared, (*x.shape[:-1], prepared.spec.n), copy, own)
 
 
 def entry_for(x: Tensor, weight: Tensor, bias: Tensor | None, code: int) -> _Entry:
@@ -125,47 +135,16 @@ def product(code: int, a: Tensor, b: Tensor, aux: Tensor | None = None) -> tuple
     return out, gradient
 
 
-@functools.cache
-def forward_code(activation: str | None, bias: bool, aux: bool) -> int:
-    """Number of the forward epilog."""
-    return int(Epilog.of(activation, bias=bias, aux=aux))
-
-
-def on_gpu(x: Tensor) -> bool:
-    """Whether a tensor lies on a GPU."""
-    return x.is_cuda
-
-
-def keeps_mask(x: Tensor, weight: Tensor, activation: str | None) -> bool:
-    """Whether the forward product keeps a mask: always for GELU; for ReLU where that was measured to be faster."""
-    if activation == "gelu":
-        return True
-    if activation is None or not x.is_cuda or weight.dim() != 2:
-        return False
-    key = (x.shape, weight.shape, x.dtype, x.get_device())
-    answer = _kept.get(key)
-    if answer is None:
-        n, k = weight.shape
-        answer = kept.mask_for(_ARRAYS, x.numel() // k, n, k, str(x.dtype)[6:], x.get_device())
-        _kept.keep(key, answer)
-    return answer
-
-
 def forget_choices() -> None:
-    """Ask again what ReLU keeps and how the backward pass goes: it has just been measured."""
-    _kept.clear()
+    """Ask again what layers keep and how the backward pass goes: it has just been measured."""
+    forget()
     _steps.clear()
-
-
-def kind_of(activation: str, kept: Tensor) -> str:
-    """What was kept for an activation: "relu" (the result), "relu_aux" (bits), or "gelu" (the input)."""
-    return "relu_aux" if activation == "relu" and kept.dtype is torch.uint8 else activation
 
 
 def through_activation(kind: str, dy: Tensor, kept: Tensor, need_sum: bool) -> tuple[Tensor, Tensor | None]:
     """Gradient before the activation, and its sum over the tokens where that comes along.
 
-    `dy` is (tokens, features); `kept` is the result of ReLU, its mask, or the raw GELU aux, as `kind_of` says.
+    `dy` is (tokens, features); `kept` is ReLU's result or mask, or the raw GELU aux or slope, as `kind_of` says.
     """
     if dy.is_cuda:
         if not dy.is_contiguous():
@@ -184,6 +163,8 @@ def through_activation(kind: str, dy: Tensor, kept: Tensor, need_sum: bool) -> t
             return dz, db
     if kind == "relu":
         return torch.ops.aten.threshold_backward(dy, kept, 0), None
+    if kind == "gelu_slope":
+        return dy * kept, None
     if kind == "relu_aux":
         return dy.masked_fill(~unpack_bits(_ARRAYS, kept, dy.shape[-1]), 0), None
     return torch.ops.aten.gelu_backward(dy, kept[:, : dy.shape[-1]], approximate="tanh"), None
@@ -200,7 +181,7 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, activat
     dz = flatten("dy", dy)
     dx = dw = db = None
     if kind is not None:
-        dz, db = through_activation(kind, dz, kept.reshape(dz.shape) if kind == "relu" else kept, needs[2])
+        dz, db = through_activation(kind, dz, kept.reshape(dz.shape) if kind in LIKE_Y else kept, needs[2])
     if needs[0]:
         dx = product(DEFAULT, dz, weight)[0]
         if x.dim() != 2:
@@ -277,7 +258,7 @@ def _step_for(dy, x, weight, kept, kind: str | None, sums: bool) -> _Step | None
         through, joined, index = None, None, dy.get_device()
         if kind is not None:
             columns = dy.shape[-1]
-            ld = columns if kind == "relu" else kept.stride(0)
+            ld = columns if kind in LIKE_Y else kept.stride(0)
             rows = dy.numel() // columns
             about = _ARRAYS, index, str(dtype)[6:], rows, columns
             through = on_device(*about, ld, kind, 0)

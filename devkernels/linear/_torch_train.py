@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from devkernels.linear import _torch_run as raw
+from devkernels.linear._torch_kept import kind_of, on_gpu
 from devkernels.linear._torch_look import Learned, Look, look_of
 
 
@@ -49,10 +50,10 @@ class Training(Look):
 
     def learn(self, dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, needs: tuple[bool, ...]) -> None:
         """Keep the backward pass for such gradients, where it is a pass and two products on contiguous tensors."""
-        if self._step is not None or self._tries > 2 or not (needs[0] and needs[1]) or not raw.on_gpu(dy):
+        if self._step is not None or self._tries > 2 or not (needs[0] and needs[1]) or not on_gpu(dy):
             return
         self._tries += 1
-        kind = None if self.activation is None else raw.kind_of(self.activation, kept)
+        kind = None if self.activation is None else kind_of(self.activation, kept)
         step = raw._step_for(dy, x, weight, kept, kind, needs[2])
         if step is not None:
             self._same = look_of(dy, x, weight)

@@ -19,8 +19,8 @@ def on_device(arrays: Arrays, device: int, dtype: str, rows: int, columns: int, 
 
     Parameters
     ----------
-    kind : {"relu", "gelu", "relu_aux", "gelu_aux"}
-        What was kept: the result of ReLU, the input of GELU, a bit mask.
+    kind : {"relu", "gelu", "relu_aux", "gelu_aux", "gelu_slope"}
+        What was kept: the result of ReLU, the input of GELU, a bit mask, the slope.
     bits : int
         Pointers or-ed together; 16-byte loads are used where they allow it.
     """
@@ -62,6 +62,8 @@ def _multiply_on_the_current_device(arrays, dy, kind: str, data, device: int, ne
                           arrays.stream(device))  # fmt: skip
             return dz, db
     wide = "float64" if dy.dtype.name == "float64" else "float32"
+    if kind == "gelu_slope":
+        return dy * data, None
     if kind == "relu_aux":
         return dy * elementwise.unpack_bits(arrays, data, n).astype(dy.dtype), None
     slope = elementwise.gelu_derivative(arrays.xp, elementwise.cast(arrays, data[..., :n], wide))

@@ -6,21 +6,15 @@ faster depends on the shape; `autotune` of a layer measures both and stores the 
 
 from __future__ import annotations
 
-from devkernels import cache
 from devkernels.errors import CompileError, JitDisabledError
-from devkernels.linear import _weight_gradient, _workspace
+from devkernels.linear import _weight_gradient
 from devkernels.linear._kernels import KINDS
-from devkernels.linear.arrays import CPU, Arrays
+from devkernels.linear.answers import Answers
+from devkernels.linear.arrays import Arrays
 from devkernels.linear.bounded import Bounded
 
-_KIND = "autotune"
-_answers: Bounded = Bounded(512)  # shape, dtype, device, what was kept -> bool
+answers = Answers("joined weight gradient")
 _prepared: Bounded = Bounded(128)
-
-
-def _digest(arrays: Arrays, device: int, dtype: str, tokens: int, n: int, k: int, kind: int) -> str:
-    about = arrays.device_name(device), _workspace.library_version()
-    return cache.digest("joined weight gradient", tokens, n, k, dtype, kind, *about)
 
 
 def chosen(arrays: Arrays, device: int, dtype: str, tokens: int, n: int, k: int, kind: str,
@@ -29,14 +23,8 @@ def chosen(arrays: Arrays, device: int, dtype: str, tokens: int, n: int, k: int,
 
     `kind` and `kept_ld` as for `activations.on_device`.
     """
-    if device == CPU or dtype not in _weight_gradient.DTYPES:
-        return None
-    key = (tokens, n, k, dtype, device, KINDS[kind])
-    answer = _answers.get(key)
-    if answer is None:
-        stored = cache.get(_KIND, _digest(arrays, device, dtype, tokens, n, k, KINDS[kind]))
-        answer = _answers.keep(key, stored == b"joined")
-    return kernel_for(arrays, device, dtype, tokens, n, k, kind, kept_ld) if answer else None
+    wanted = dtype in _weight_gradient.DTYPES and answers.of(arrays, device, dtype, tokens, n, k, KINDS[kind])
+    return kernel_for(arrays, device, dtype, tokens, n, k, kind, kept_ld) if wanted else None
 
 
 def kernel_for(arrays: Arrays, device: int, dtype: str, tokens: int, n: int, k: int, kind: str,
@@ -55,6 +43,4 @@ def kernel_for(arrays: Arrays, device: int, dtype: str, tokens: int, n: int, k: 
 
 def remember(arrays: Arrays, device: int, dtype: str, tokens: int, n: int, k: int, kind: str, joined: bool) -> None:
     """Store what was measured."""
-    _answers.keep((tokens, n, k, dtype, device, KINDS[kind]), joined)
-    digest = _digest(arrays, device, dtype, tokens, n, k, KINDS[kind])
-    cache.put(_KIND, digest, b"joined" if joined else b"apart")
+    answers.put(joined, arrays, device, dtype, tokens, n, k, KINDS[kind])

@@ -1,38 +1,58 @@
-"""What a layer with ReLU keeps for its backward pass: its result, or a mask of one bit for each element.
+"""What a layer keeps of its activation for the backward pass.
 
-in: shapes.  out: whether to keep the mask. The result is there anyway, and forward kernels that also write a mask are
-slower; the backward pass then reads a sixteenth (float16) of what it reads else. Which is less in all depends on the
-shape: `autotune` of a layer measures both and stores the answer on disk. Unmeasured, the result is kept.
+in: shapes.  out: for ReLU whether to keep a mask; for GELU the kernel that keeps the slope, or None.
+
+ReLU: its result is there anyway, and forward kernels that also write a mask of one bit for each element are slower; the
+backward pass then reads a sixteenth (float16) of what it reads else. GELU: its input, which cuBLASLt writes, or its
+slope, which a kernel of ours writes and the backward pass has but to multiply. Which is less in all depends on the
+shape: `autotune` of a layer measures both and stores the answer on disk. Unmeasured, ReLU's result and GELU's input are
+kept.
 """
 
 from __future__ import annotations
 
-from devkernels import cache
-from devkernels.linear import _workspace
-from devkernels.linear.arrays import CPU, Arrays
+from devkernels.errors import CompileError, JitDisabledError
+from devkernels.linear import _gelu_forward
+from devkernels.linear.answers import Answers
+from devkernels.linear.arrays import Arrays
 from devkernels.linear.bounded import Bounded
 
-_KIND = "autotune"
-_answers: Bounded = Bounded(512)  # (tokens, n, k, dtype, device) -> bool
-
-
-def _digest(arrays: Arrays, tokens: int, n: int, k: int, dtype: str, device: int) -> str:
-    return cache.digest("relu keeps", tokens, n, k, dtype, arrays.device_name(device), _workspace.library_version())
+masks = Answers("relu keeps its mask")
+slopes = Answers("gelu keeps its slope")
+_prepared: Bounded = Bounded(128)
 
 
 def mask_for(arrays: Arrays, tokens: int, n: int, k: int, dtype: str, device: int) -> bool:
-    """Whether the mask is to be kept."""
-    if device == CPU:
-        return False
-    key = (tokens, n, k, dtype, device)
-    answer = _answers.get(key)
-    if answer is None:
-        stored = cache.get(_KIND, _digest(arrays, tokens, n, k, dtype, device))
-        answer = _answers.keep(key, stored == b"mask")
-    return answer
+    """Whether a layer with ReLU is to keep the mask."""
+    return masks.of(arrays, device, dtype, tokens, n, k)
 
 
 def remember(arrays: Arrays, tokens: int, n: int, k: int, dtype: str, device: int, mask: bool) -> None:
-    """Store what was measured."""
-    _answers.keep((tokens, n, k, dtype, device), mask)
-    cache.put(_KIND, _digest(arrays, tokens, n, k, dtype, device), b"mask" if mask else b"result")
+    """Store what was measured of ReLU."""
+    masks.put(mask, arrays, device, dtype, tokens, n, k)
+
+
+def slope_for(arrays: Arrays, tokens: int, n: int, k: int, dtype: str,
+              device: int) -> _gelu_forward.GeluForward | None:  # fmt: skip
+    """Return the kernel of the forward product that keeps GELU's slope, where it was found to be faster."""
+    wanted = dtype in _gelu_forward.DTYPES and slopes.of(arrays, device, dtype, tokens, n, k)
+    return slope_kernel(arrays, tokens, n, k, dtype, device) if wanted else None
+
+
+def slope_kernel(arrays: Arrays, tokens: int, n: int, k: int, dtype: str,
+                 device: int) -> _gelu_forward.GeluForward | None:  # fmt: skip
+    """Return that kernel, or None where there is none."""
+    key = (arrays.name, device, dtype, tokens, n, k)
+    found = _prepared.get(key)
+    if found is None and _gelu_forward.possible(arrays, device, dtype, tokens, n, k):
+        try:
+            found = _gelu_forward.GeluForward(arrays, device, dtype, tokens, n, k)
+        except (JitDisabledError, CompileError):  # DEVKERNELS_DISABLE_JIT; an NVRTC that knows no sm_90a
+            return None
+        _prepared.keep(key, found)
+    return found
+
+
+def remember_slope(arrays: Arrays, tokens: int, n: int, k: int, dtype: str, device: int, slope: bool) -> None:
+    """Store what was measured of GELU."""
+    slopes.put(slope, arrays, device, dtype, tokens, n, k)

@@ -4,7 +4,8 @@ in: arrays (…, in_features).  out: arrays (…, out_features), and gradients o
 
 Which products a training step takes, and what each does besides multiplying:
 
-    forward          x @ W.T        RELU_AUX_BIAS / GELU_AUX_BIAS: bias, activation, mask
+    forward          x @ W.T        RELU_AUX_BIAS / GELU_AUX_BIAS: bias, activation, mask; or, where `autotune` found
+                                    that to be faster, a kernel of ours that keeps GELU's slope
     activation       one pass       derivative of the layer's own activation; on a GPU also the bias gradient
     weight gradient  dz.T @ x       BGRADA (for cuBLASLt, which sees the transpose, BGRADB): the bias gradient, where no
                                     other step has it
@@ -18,7 +19,8 @@ import math
 from typing import NamedTuple
 
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
-from devkernels.linear import activations, joined
+from devkernels.libraries import stream_handle
+from devkernels.linear import activations, joined, kept
 from devkernels.linear.arrays import CPU, arrays_of, package
 from devkernels.linear.bounded import Bounded
 from devkernels.linear.epilog import Epilog
@@ -153,6 +155,13 @@ class FusedLinear:
                 lead = call.lead
                 flat = x if len(lead) == 1 else x.reshape(-1, self.in_features)
                 return y, Saved(self, flat, None, lead, call, data)
+        if stream is not None:  # copies of what is not contiguous belong on it, too
+            with self.arrays.on_stream(stream_handle(stream), self.device):
+                return self._forward_anew(x, out, training, stream)
+        return self._forward_anew(x, out, training, None)
+
+    def _forward_anew(self, x, out, training: bool, stream):
+        """`forward_saving` of an input that looks otherwise than the last one did."""
         flat = self._flat("x", x, self.in_features)
         epilog = Epilog.of(self.activation, bias=self.bias is not None, aux=training and self.activation is not None)
         lead = x.shape[:-1]
@@ -162,6 +171,8 @@ class FusedLinear:
             lifetime=self._lifetime,
         )  # fmt: skip
         call = self._learn(x, flat, epilog, training)
+        if call is not None and mask is not None and call.kind != mask.kind:  # the next call keeps something else
+            call = None
         saved = Saved(self, flat, mask, lead, call) if training else None
         if out is not None:
             return out, saved
@@ -184,7 +195,10 @@ class FusedLinear:
         prepared = prepare(operands)
         if prepared.lean is None or not x.flags.c_contiguous or operands.alignment != 256:
             return None
-        call = LayerCall(prepared, weight, bias, x.shape[:-1], self._lifetime)
+        own = None
+        if training and self.activation == "gelu":
+            own = kept.slope_for(self.arrays, *flat.shape[:1], *weight.shape, self.dtype, self.device)
+        call = LayerCall(prepared, weight, bias, x.shape[:-1], self._lifetime, own)
         return self._calls.keep((self.arrays.facts(x), training), call)
 
     def _take(self, saved: Saved | None) -> Saved:
@@ -225,7 +239,7 @@ class FusedLinear:
         if isinstance(expected, Saved) and dy.shape != (*expected.lead, self.out_features):
             raise ArgumentError(f"dy has shape {dy.shape}, but the result had {(*expected.lead, self.out_features)}.")
         saved = self._take(saved)
-        dz, bias = self._through_activation(dy, saved)
+        dz, bias = self._through_activation(dy, saved, stream)
         need = self.bias is not None and bias is None
         weight, summed = self.parameter_gradients(dz, saved, need_bias=need, stream=stream)
         bias = summed if need else bias
@@ -256,8 +270,11 @@ class FusedLinear:
         shape = (*saved.lead, self.in_features)
         saved.call.backward = LayerBackward(by_input, by_weight, weight, dy, shape, through, need_bias, one)
 
-    def _through_activation(self, dy, saved: Saved):
+    def _through_activation(self, dy, saved: Saved, stream=None):
         """Gradient before the activation, and the bias gradient where it comes along."""
+        if stream is not None:
+            with self.arrays.on_stream(stream_handle(stream), self.device):
+                return self._through_activation(dy, saved)
         flat = self._flat("dy", dy, self.out_features)
         if saved.mask is None:
             return flat, None

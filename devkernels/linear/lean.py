@@ -11,6 +11,8 @@ import weakref
 from devkernels.errors import ArgumentError
 from devkernels.libraries import stream_handle
 from devkernels.linear._fixed import fixed
+from devkernels.linear._gelu_forward import GeluForward
+from devkernels.linear.masks import GeluSlope
 from devkernels.linear.matmul import Prepared
 
 
@@ -97,15 +99,19 @@ class LayerCall:
     ----------
     lead : tuple of int
         Leading axes of input and result.
+    kind : str or None
+        What it keeps of its activation.
     backward : LayerBackward or None
         The backward pass for gradients of a contiguous result, once it is known.
     """
 
-    __slots__ = ("_bias", "_bias_pointer", "_facts", "_launch_at", "_lifetime", "_new_aux", "_out", "_out_facts",
-                 "_pointer", "_prepared", "_stream", "_weight", "_weight_pointer", "backward", "device",
-                 "lead")  # fmt: skip
+    __slots__ = ("_bias", "_bias_pointer", "_facts", "_launch_at", "_lifetime", "_mask_class", "_new_aux", "_out",
+                 "_out_facts", "_pointer", "_prepared", "_stream", "_weight", "_weight_pointer", "backward", "device",
+                 "kind", "lead")  # fmt: skip
 
-    def __init__(self, prepared: Prepared, weight, bias, lead: tuple[int, ...], lifetime):
+    def __init__(
+        self, prepared: Prepared, weight, bias, lead: tuple[int, ...], lifetime, own: GeluForward | None = None
+    ):
         arrays = prepared.arrays
         pointer = self._pointer = arrays.pointer
         self._prepared, self.device, self.lead, self.backward = prepared, prepared.device, lead, None
@@ -116,6 +122,11 @@ class LayerCall:
         self._facts, self._out_facts = arrays.facts, (shape, strides, weight.dtype)
         self._out = arrays.maker(shape, prepared.spec.out_dtype, prepared.device)
         self._launch_at, self._stream, self._new_aux = prepared.lean, prepared.stream, prepared.new_aux
+        self._mask_class = prepared.mask_class
+        if own is not None:
+            self._launch_at, self._mask_class = own, GeluSlope
+            self._new_aux = arrays.maker(prepared.out_shape, prepared.spec.out_dtype, prepared.device)
+        self.kind = None if self._mask_class is None else self._mask_class.kind
 
     def __call__(self, x, out, weight, bias):
         """Run; returns (result, raw mask), or None where something needs a closer look."""
@@ -154,7 +165,7 @@ class LayerCall:
     def mask(self, data):
         """Mask object around the raw mask of one call."""
         prepared = self._prepared
-        mask = prepared.mask_class.around(
+        mask = self._mask_class.around(
             data, prepared.out_shape, prepared.spec.out_dtype, self.device, prepared.arrays, self._lifetime
         )
         mask.written()

@@ -1,7 +1,8 @@
 """Masks: what a forward epilog with ``AUX`` leaves for the backward one, as objects that know what they belong to.
 
 in: the raw buffer that cuBLASLt (or the NumPy meaning of it) has written.  out: `ReluMask`, `GeluAux`. They check that
-they fit the backward product they are given to, and that they are alive and hold what was written first.
+they fit the backward product they are given to, and that they are alive and hold what was written first. `GeluSlope` is
+what a kernel of ours leaves instead, for passes over a gradient.
 
 Memory: a ReLU mask has one bit for each element (set where the input of ReLU is not below zero), least significant
 first, each row padded to 128 bits; a GELU aux matrix holds the input of the activation, each row padded to 8 elements.
@@ -197,6 +198,27 @@ class GeluAux(Mask):
         self._check_alive("read")
         with self.arrays.on(self.device):
             return elementwise.copy(self.arrays, self._buffer.data[..., : self.shape[-1]])
+
+
+class GeluSlope(Mask):
+    """The derivative of GELU in the forward product of a layer (`kept.slope_for`); no epilog takes it."""
+
+    kind = "gelu_slope"
+    __slots__ = ()
+
+    @classmethod
+    def buffer_shape(cls, shape):
+        """The result's shape."""
+        return tuple(shape)
+
+    @classmethod
+    def buffer_dtype(cls, dtype):
+        """The result's dtype."""
+        return dtype
+
+    def unpack(self):
+        """Return the derivative, a copy of the result's shape."""
+        return self.raw()
 
 
 MASKS = {"relu_aux": ReluMask, "gelu_aux": GeluAux}

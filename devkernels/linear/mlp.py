@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from devkernels.errors import ArgumentError, SpecError
 from devkernels.linear.layer import FusedLinear, Saved
+from devkernels.linear.masks import MASKS
 
 
 class FusedMLP:
@@ -66,7 +67,7 @@ class FusedMLP:
             raise ArgumentError(f"dy has shape {dy.shape}; the result had {(*lead, self.layers[-1].out_features)}.")
         gradients: list[tuple[object, object]] = []
         top = self.layers[-1]
-        dz, known = top._through_activation(dy, kept[-1])
+        dz, known = top._through_activation(dy, kept[-1], stream)
         for index in range(len(self.layers) - 1, -1, -1):
             layer = self.layers[index]
             saved = layer._take(kept[index])
@@ -75,7 +76,11 @@ class FusedMLP:
             gradients.append((weight, (bias if known is None else known) if need else None))
             below = self.layers[index - 1] if index else None
             mask = kept[index - 1].mask if index else None
-            dz, known = layer.input_gradient(dz, below.activation if below else None, mask, stream=stream)
+            if mask is not None and mask.kind not in MASKS:  # no epilog takes it
+                dx, _ = layer.input_gradient(dz, None, None, stream=stream)
+                dz, known = below._through_activation(dx, kept[index - 1], stream)
+            else:
+                dz, known = layer.input_gradient(dz, below.activation if below else None, mask, stream=stream)
         return dz.reshape(*lead, self.layers[0].in_features), gradients[::-1]
 
     def parameters(self) -> list:

@@ -21,6 +21,7 @@ from devkernels.linear import _torch_ops as ops
 from devkernels.linear import _torch_run as raw
 from devkernels.linear import _torch_train
 from devkernels.linear._torch_graphs import Recording
+from devkernels.linear._torch_kept import forward_code, on_gpu, training_code
 from devkernels.linear._torch_mlp import mlp_backward, mlp_forward
 from devkernels.linear._torch_quick import any_autocast, autocast
 from devkernels.linear._torch_quick import linear as _linear
@@ -161,7 +162,7 @@ class FusedLinear(nn.Module):
         _check_sample(x)
         weight, bias, activation = self.weight, self.bias, self.activation
         parameters = (weight,) if bias is None else (weight, bias)
-        code = raw.forward_code(activation, bias is not None, raw.keeps_mask(x, weight, activation))
+        code = training_code(x, weight, bias, activation)
 
         def forward(x: Tensor) -> tuple[Tensor, Tensor | None]:
             y, aux = raw.run(x, weight, bias, code)
@@ -171,7 +172,7 @@ class FusedLinear(nn.Module):
             needs = (need_x, weight.requires_grad, bias is not None and bias.requires_grad)
             return raw.backward(dy, x, weight, kept, activation, needs)[: 1 + len(parameters)]
 
-        self._recording = Recording(forward, backward, x, parameters, copy) if raw.on_gpu(x) else None
+        self._recording = Recording(forward, backward, x, parameters, copy) if on_gpu(x) else None
         return self
 
     def autotune(self, x: Tensor, *, backward: bool = True, candidates: int = 32) -> list[dict[str, object]]:
@@ -247,7 +248,7 @@ class FusedMLP(nn.Module):
         if _grad_enabled() and (x.requires_grad or any(p.requires_grad for p in (*weights, *biases))):
             return ops.mlp(x, self.activation, weights, biases)
         for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            code = raw.forward_code(None if index == len(weights) - 1 else self.activation, True, False)
+            code = forward_code(None if index == len(weights) - 1 else self.activation, True, False)
             x = raw.run(x, weight, bias, code)[0]
         return x
 
@@ -264,5 +265,5 @@ class FusedMLP(nn.Module):
         def backward(dy: Tensor, x: Tensor, kept: list[Tensor], need_x: bool) -> tuple[Tensor, ...]:
             return tuple(mlp_backward(dy, x, weights, kept, activation))
 
-        self._recording = Recording(forward, backward, x, (*weights, *biases), copy) if raw.on_gpu(x) else None
+        self._recording = Recording(forward, backward, x, (*weights, *biases), copy) if on_gpu(x) else None
         return self

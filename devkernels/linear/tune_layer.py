@@ -67,13 +67,19 @@ class _Steps:
         self.device, self.dtype, (self.tokens, self.k), self.n = told.device, told.dtype, told.shape, weight.shape[0]
         self.x, self.weight, self.bias, self.y = x, weight, bias, y
         self.gradient = gradient._prepared.lean
-        # What is kept -> (the forward product, where it lies, its distance from row to row).
+        # What is kept -> (the forward product, where it lies, its distance from row to row). First what cuBLASLt keeps,
+        # by which what our own kernel makes is judged.
         self.kinds = {}
         if activation == "relu":
             self.kinds["relu"] = plain._prepared.lean, y, self.n
         if masked._prepared.lean is not None:
             data = next(iter(masked.execute()[1].values())).raw_data()
             self.kinds["relu_aux" if activation == "relu" else "gelu"] = masked._prepared.lean, data, data.shape[-1]
+        own = None
+        if activation == "gelu" and self.device != CPU:
+            own = kept.slope_kernel(self.arrays, self.tokens, self.n, self.k, self.dtype, self.device)
+        if own is not None:
+            self.kinds["gelu_slope"] = own, self.arrays.empty((self.tokens, self.n), self.dtype, self.device), self.n
 
     def choose(self) -> list[dict[str, object]]:
         """Time the ways in turns, and keep what is fastest."""
@@ -92,6 +98,9 @@ class _Steps:
             for kind in self.kinds:
                 if (kind, True) in ways and not self._alike(ways[kind, False], ways[kind, True]):
                     del ways[kind, True]
+            slopes = [way for way in ways if way[0] == "gelu_slope"]
+            if slopes and not (("gelu", False) in ways and self._alike(ways["gelu", False], ways["gelu_slope", False])):
+                ways = {way: run for way, run in ways.items() if way not in slopes}
             times = dict(zip(ways, _in_turns(arrays, self.device, list(ways.values())), strict=True))
         best = min(times, key=times.__getitem__)
         about = arrays, self.device, self.dtype, self.tokens, self.n, self.k
@@ -100,6 +109,8 @@ class _Steps:
                 joined.remember(*about, kind, times[kind, True] < times[kind, False])
         if "relu" in self.kinds:
             kept.remember(arrays, self.tokens, self.n, self.k, self.dtype, self.device, best[0] == "relu_aux")
+        if "gelu_slope" in self.kinds:
+            kept.remember_slope(arrays, self.tokens, self.n, self.k, self.dtype, self.device, best[0] == "gelu_slope")
         names = [f"keeps {kind}, {'one kernel' if one else 'pass and product'}" for kind, one in ways]
         return [{"spec": "ways through a training step", "ways": names, "milliseconds": list(times.values()),
                  "best": list(ways).index(best)}]  # fmt: skip
@@ -127,7 +138,7 @@ class _Steps:
             else:
                 through.launch(dy, kept_at, dz, db, stream)
                 self.gradient.launch(dz, x, 0, dw, 0, 0, stream)
-            return held[:3]
+            return held
 
         ways = {(kind, False): functools.partial(run, False)}
         if one is not None:

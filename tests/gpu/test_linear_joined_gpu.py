@@ -29,12 +29,13 @@ SHAPES = [(1, 64, 320), (64, 128, 512), (200, 320, 448), (1000, 192, 960), (63, 
 def own_cache(monkeypatch, tmp_path, rng):
     monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
     torch.manual_seed(int(rng.integers(2**31)))
-    monkeypatch.setattr(joined, "_answers", type(joined._answers)(64))
+    for answers in (kept.masks, kept.slopes, joined.answers):
+        answers.forget()
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU with sm_90")
 
 
-@pytest.mark.parametrize("kind", ["relu", "relu_aux", "gelu"])
+@pytest.mark.parametrize("kind", ["relu", "relu_aux", "gelu", "gelu_slope"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("tokens", "n", "k"), SHAPES)
 def test_the_kernel(kind, dtype, tokens, n, k):
@@ -134,8 +135,12 @@ def test_autotune_compares_both_ways():
     layer = FusedLinear(1024, 2048, activation="gelu", device="cuda", dtype=torch.float16)
     x = torch.randn(4096, 1024, device="cuda", dtype=torch.float16)
     ways = layer.autotune(x)[-1]
-    assert ways["ways"] == ["keeps gelu, pass and product", "keeps gelu, one kernel"]
-    assert len(ways["milliseconds"]) == 2
-    assert ways["best"] == int(np.argmin(ways["milliseconds"]))
-    about = package("torch"), 0, "float16", 4096, 2048, 1024, "gelu", 2048
-    assert (joined.chosen(*about) is not None) is (ways["best"] == 1)
+    steps = "pass and product", "one kernel"
+    assert ways["ways"] == [f"keeps {kind}, {step}" for kind in ("gelu", "gelu_slope") for step in steps]
+    times = ways["milliseconds"]
+    assert ways["best"] == int(np.argmin(times))
+    about = package("torch"), 0, "float16", 4096, 2048, 1024
+    assert (joined.chosen(*about, "gelu", 2048) is not None) is (times[1] < times[0])
+    assert (joined.chosen(*about, "gelu_slope", 2048) is not None) is (times[3] < times[2])
+    slope = kept.slope_for(package("torch"), 4096, 2048, 1024, "float16", 0)
+    assert (slope is not None) is (min(times[2:]) < min(times[:2]))

@@ -7,7 +7,7 @@ import sysconfig
 
 import pytest
 
-from devkernels.linear import _cuda, _kernels, _weight_gradient
+from devkernels.linear import _cuda, _gelu_forward, _kernels, _weight_gradient
 
 pytestmark = pytest.mark.skipif(not _cuda.available(), reason="needs cuda.bindings and NVRTC")
 NVDISASM = shutil.which("nvdisasm") or next(
@@ -44,7 +44,7 @@ def test_compiles_for_other_architectures(architecture, vector, monkeypatch, tmp
 
 
 @pytest.mark.parametrize("dtype", _weight_gradient.DTYPES)
-@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("kind", [0, 1, 2, 3])
 def test_weight_gradient_compiles(dtype, kind, monkeypatch, tmp_path):
     monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
     assert _weight_gradient.shared_bytes(kind) <= 227 * 1024
@@ -70,3 +70,30 @@ def test_weight_gradient_is_for(dtype, n, k, possible):
     assert _weight_gradient.possible(Arrays(), 0, dtype, 5, n, k) is possible
     assert not _weight_gradient.possible(Arrays(), 1, dtype, 5, n, k)  # not sm_90
     assert not _weight_gradient.possible(Arrays(), 0, dtype, 0, n, k)
+
+
+@pytest.mark.parametrize("dtype", _gelu_forward.DTYPES)
+def test_gelu_forward_compiles(dtype, monkeypatch, tmp_path):
+    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
+    assert _gelu_forward.shared_bytes() <= 227 * 1024
+    text = disassembled(_gelu_forward.compile_source(dtype), tmp_path)
+    assert text.count("HGMMA") == 17 * 4  # sixteen steps with the last tile's GELU between, and those beyond
+    assert "UTMASTG" in text
+    assert "LDL" not in text
+    assert "STL" not in text
+    # The products run on while GELU is computed: none of the sixteen steps waits for its own.
+    assert text.count("WARPGROUP.DEPBAR.LE gsb0, 0x1") >= 17
+
+
+@pytest.mark.parametrize(("dtype", "n", "k", "possible"), [
+    ("float16", 128, 1024, True), ("bfloat16", 64, 320, True), ("float32", 128, 1024, False),
+    ("float16", 120, 1024, False), ("float16", 128, 1000, False), ("float16", 192, 64, True),
+])  # fmt: skip
+def test_gelu_forward_is_for(dtype, n, k, possible):
+    class Arrays:
+        def capability(self, device):
+            return (9, device)
+
+    assert _gelu_forward.possible(Arrays(), 0, dtype, 5, n, k) is possible
+    assert not _gelu_forward.possible(Arrays(), 1, dtype, 5, n, k)  # not sm_90
+    assert not _gelu_forward.possible(Arrays(), 0, dtype, 0, n, k)

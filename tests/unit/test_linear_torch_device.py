@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from devkernels.errors import DevkernelsError
-from devkernels.linear import _torch_ops, _torch_quick, _torch_run, _torch_train
+from devkernels.linear import _torch_kept, _torch_ops, _torch_quick, _torch_run, _torch_train
 from devkernels.linear.torch import FusedLinear, FusedMLP, fused_linear
 from tests.unit.linear_support import enter_torch_world, gelu_slope
 
@@ -115,7 +115,7 @@ def test_float32_precision_is_asked_for_at_each_call(lt, monkeypatch):
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
 def test_modules_and_gradients(lt, monkeypatch, activation, mask):
     if mask:  # as on a GPU
-        monkeypatch.setattr(_torch_ops, "keeps_mask", lambda x, weight, activation: activation is not None)
+        monkeypatch.setattr(_torch_kept, "keeps_mask", lambda x, weight, activation: activation is not None)
     layer = FusedLinear(8, 5, activation=activation, dtype=torch.float64)
     x = torch.randn(3, 4, 8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, w, b: fused_linear(x, w, b, activation), (x, layer.weight, layer.bias))
@@ -180,8 +180,9 @@ def test_training_steps_that_repeat_take_the_short_way(lt, monkeypatch, activati
         return lambda: align(make())
 
     monkeypatch.setattr(type(_torch_run._ARRAYS), "maker", maker)
+    monkeypatch.setattr(_torch_train, "on_gpu", lambda x: True)
     monkeypatch.setattr(_torch_run, "on_gpu", lambda x: True)
-    monkeypatch.setattr(_torch_ops, "keeps_mask", lambda x, w, a: a == "gelu" or (mask and a == "relu"))
+    monkeypatch.setattr(_torch_kept, "keeps_mask", lambda x, w, a: a == "gelu" or (mask and a == "relu"))
     monkeypatch.setattr(
         _torch_run, "on_device", lambda arrays, device, dtype, rows, columns, ld, kind, bits: (
             Pass(rows, columns, kind), arrays.maker((rows, columns), dtype, device),

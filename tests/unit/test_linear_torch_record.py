@@ -47,7 +47,7 @@ def world(monkeypatch, rng):
     torch.manual_seed(int(rng.integers(2**31)))
     monkeypatch.setattr(_torch_graphs.graphs, "with_torch", lambda run, times: Graph(run))
     monkeypatch.setattr(_torch_graphs, "_stream_of_its_own", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(ours.raw, "on_gpu", lambda x: True)
+    monkeypatch.setattr(ours, "on_gpu", lambda x: True)
     # The step that real GPUs take needs kernels; the products one by one do not.
     monkeypatch.setattr(ours.raw, "_step_for", lambda *arguments: None)
 

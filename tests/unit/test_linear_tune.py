@@ -6,13 +6,13 @@ import pytest
 from devkernels.errors import DevkernelsError
 from devkernels.linear import activations, joined, kept, tune_layer
 from devkernels.linear.arrays import arrays_of
-from tests.unit.linear_support import enter_world, gelu_slope
+from tests.unit.linear_support import enter_world, gelu, gelu_slope
 
 
 @pytest.fixture
 def lt(monkeypatch, tmp_path):
-    monkeypatch.setattr(kept, "_answers", type(kept._answers)(64))
-    monkeypatch.setattr(joined, "_answers", type(joined._answers)(64))
+    for answers in (kept.masks, kept.slopes, joined.answers):
+        answers.forget()
     return enter_world(monkeypatch, tmp_path, "lt")
 
 
@@ -32,12 +32,27 @@ class Kernel:
         slope = gelu_slope(data.astype("f8")) if self.kind == "gelu" else None
         if self.kind == "relu":
             slope = data > 0
+        elif self.kind == "gelu_slope":
+            slope = data
         elif slope is None:
             slope = np.unpackbits(data, axis=1, bitorder="little")[:, : dy.shape[1]]
         dz[...] = dy * slope
         db[...] = dz.sum(0)
         if x:
             self.make.at[pointers[5]][...] = dz.T @ x[0] + self.wrong
+
+
+class Forward:
+    """The forward product that keeps GELU's slope; counts what it costs."""
+
+    def __init__(self, make, costs, wrong):
+        self.make, self.costs, self.wrong = make, costs, wrong
+
+    def launch(self, x, weight, c, out, bias, slope, stream):
+        Kernel.spent += self.costs
+        at = self.make.at
+        z = at[x].astype("f8") @ at[weight].T + at[bias]
+        at[out][...], at[slope][...] = gelu(z), gelu_slope(z) + self.wrong
 
 
 @pytest.fixture
@@ -56,7 +71,9 @@ def world(lt, monkeypatch, rng):
             self.at[array.ctypes.data] = array
             return array
 
-        def set_up(self, pass_costs, one_costs, **options):
+        def set_up(self, pass_costs, one_costs, slope_costs=None, slope_wrong=0, **options):
+            monkeypatch.setattr(kept, "slope_kernel", lambda *about: (
+                None if slope_costs is None else Forward(self, slope_costs, slope_wrong)))  # fmt: skip
             arrays = type(arrays_of(np.ones(1)))
 
             def maker(this, shape, dtype, device):
@@ -96,6 +113,34 @@ CASES = [
     ("gelu", {"gelu": 3.0}, {}, {}, ("gelu", False)),
     ("gelu", {"gelu": 3.0}, {"gelu": 1.0}, {"wrong": True}, ("gelu", False)),
     ("gelu", {"gelu": 3.0}, {"gelu": 1.0}, {"fails": True}, ("gelu", False)),
+    (
+        "gelu",
+        {"gelu": 3.0, "gelu_slope": 2.0},
+        {"gelu": 14.0, "gelu_slope": 11.0},
+        {"slope_costs": 9.0},
+        ("gelu_slope", True),
+    ),
+    (
+        "gelu",
+        {"gelu": 3.0, "gelu_slope": 2.0},
+        {"gelu": 14.0, "gelu_slope": 13.0},
+        {"slope_costs": 9.0},
+        ("gelu_slope", False),
+    ),
+    (
+        "gelu",
+        {"gelu": 3.0, "gelu_slope": 2.0},
+        {"gelu": 14.0, "gelu_slope": 11.0},
+        {"slope_costs": 13.0},
+        ("gelu", False),
+    ),
+    (
+        "gelu",
+        {"gelu": 3.0, "gelu_slope": 2.0},
+        {"gelu": 14.0, "gelu_slope": 11.0},
+        {"slope_costs": 1.0, "slope_wrong": 1},
+        ("gelu", False),
+    ),
     ("relu", {"relu": 3.0, "relu_aux": 2.0}, {"relu": 9.0, "relu_aux": 11.5}, {}, ("relu", True)),
     ("relu", {"relu": 3.0, "relu_aux": 2.0}, {"relu": 13.0, "relu_aux": 11.5}, {}, ("relu_aux", True)),
     ("relu", {"relu": 3.0, "relu_aux": 2.0}, {"relu": 13.5, "relu_aux": 12.5}, {}, ("relu_aux", False)),
@@ -112,8 +157,12 @@ def test_ways_through_a_training_step(world, activation, pass_costs, one_costs, 
     assert report["milliseconds"][report["best"]] == pytest.approx(min(report["milliseconds"]))
     arrays = arrays_of(x)
     assert kept.mask_for(arrays, 24, 8, 16, "float32", 0) is (kind == "relu_aux")
-    faster = {k for k in pass_costs if one_costs.get(k, 99.0) < pass_costs[k] + 10.0 and not options}
-    chosen = {k for k in pass_costs if joined._answers.get((24, 8, 16, "float32", 0, joined.KINDS[k]))}
+    assert kept.slopes.of(arrays, 0, "float32", 24, 8, 16) is (kind == "gelu_slope")
+    dropped = (
+        {"gelu_slope"} if "slope_wrong" in options else set(one_costs) if {"wrong", "fails"} & set(options) else set()
+    )
+    faster = {k for k in pass_costs if one_costs.get(k, 99.0) < pass_costs[k] + 10.0} - dropped
+    chosen = {k for k in pass_costs if joined.answers.of(arrays, 0, "float32", 24, 8, 16, joined.KINDS[k])}
     assert chosen == faster
 
 
