@@ -55,9 +55,9 @@ class GeluForward:
     """
 
     def __init__(self, arrays: Arrays, device: int, dtype: str, tokens: int, features: int, width: int):
-        self._x = Map(dtype, tokens, width, width, _TALL, 1)
-        self._w = Map(dtype, features, width, width, _WIDE // _CLUSTER, 1)
-        self._y, self._slope = (Map(dtype, tokens, features, features, _ROWS, 1) for _ in range(2))
+        self._x = Map(device, dtype, tokens, width, width, _TALL, 1)
+        self._w = Map(device, dtype, features, width, width, _WIDE // _CLUSTER, 1)
+        self._y, self._slope = (Map(device, dtype, tokens, features, features, _ROWS, 1) for _ in range(2))
         self._bias = ctypes.c_uint64(0)
         self._sizes = [ctypes.c_uint32(size) for size in (tokens, features, width)]
         places = [m.place for m in (self._x, self._w, self._y, self._slope)]

@@ -23,7 +23,7 @@ class Map:
     it is. `across` are the blocks, or the bytes, of a box.
     """
 
-    def __init__(self, dtype: str, rows: int, columns: int, pitch: int, down: int, across: int):
+    def __init__(self, device: int, dtype: str, rows: int, columns: int, pitch: int, down: int, across: int):
         u64, u32, pointer = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p
         if dtype == "uint8":
             sizes, strides, box, swizzle = (columns, rows), (pitch,), (across, down), 0
@@ -37,12 +37,15 @@ class Map:
         self._box, self._ones = (u32 * rank)(*box), (u32 * rank)(*[1] * rank)
         self._encode = functools.partial(_encoder(), pointer(self.place), _TYPES[dtype], rank)
         self._rest = self._sizes, self._strides, self._box, self._ones, 0, swizzle, _L2_256, 0
-        self._pointer = 0
+        self._device, self._pointer = device, 0
 
     def at(self, pointer: int) -> None:
         """Let it describe a matrix that lies there."""
         if pointer != self._pointer:
             error = self._encode(pointer, *self._rest)
+            if error == _cuda.INVALID_CONTEXT:  # a thread's first call, such as that of torch's backward pass
+                _cuda.enter(self._device)
+                error = self._encode(pointer, *self._rest)
             if error:
                 raise DevkernelsError(f"cuTensorMapEncodeTiled failed with CUresult {error}.")
             self._pointer = pointer

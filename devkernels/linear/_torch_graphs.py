@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from devkernels import graphs
-from devkernels.errors import ArgumentError
+from devkernels.errors import ArgumentError, CompileError, JitDisabledError
 from devkernels.linear import _torch_run as raw
+from devkernels.linear._copies import Copies
 from devkernels.linear._cuda import copy_bytes
 from devkernels.linear._torch_look import look_of
 
@@ -63,11 +64,14 @@ class Recording:
             dy = self.dy = torch.zeros_like(self.y)
             back = graphs.with_torch(lambda: backward(dy, held, kept, x.requires_grad), 1)
         self.gradients = (None, *back.result)  # of the recording, of x, of the parameters
+        self._makers, self._copies = (), None
         self.x_pointer, self.dy_pointer = held.data_ptr(), dy.data_ptr()
         self._bytes = held.nbytes, dy.nbytes
         # Pointers alone will do where there is one device, which is then the current one.
         self._index = -1 if raw._ARRAYS.several_devices() else x.get_device()
         self.there, self.back = there, back  # the graphs and their memory
+        if self._index >= 0:
+            self._copy_gradients()
         self.turn = 0
         self.waiting: Callable[[], object] | None = None  # the forward pass whose backward pass is still to come
 
@@ -92,6 +96,26 @@ class Recording:
             copy_bytes(self.dy_pointer, pointer, self._bytes[1], self._index, raw._raw_stream(self._index))
         else:
             self.dy.copy_(dy)
+
+    def _copy_gradients(self) -> None:
+        """Have gradients copied to memory of their own, all in one launch; autograd would do it one after the other."""
+        made = [t for t in self.gradients if t is not None]
+        if not all(t.is_contiguous() and t.numel() and not t.data_ptr() & 15 for t in made):
+            return
+        try:
+            self._copies = Copies(raw._ARRAYS, self._index, [(t.data_ptr(), t.nbytes) for t in made])
+        except (JitDisabledError, CompileError):  # DEVKERNELS_DISABLE_JIT
+            return
+        about = [None if t is None else (tuple(t.shape), str(t.dtype)[6:], self._index) for t in self.gradients]
+        self._makers = tuple(None if told is None else raw._ARRAYS.maker(*told) for told in about)
+
+    def give_gradients(self) -> tuple[Tensor | None, ...]:
+        """Return what the backward pass has just written."""
+        if self._copies is None:
+            return self.gradients
+        given = [None if make is None else make() for make in self._makers]
+        self._copies.to([t.data_ptr() for t in given if t is not None], raw._raw_stream(self._index))
+        return tuple(given)
 
     def __deepcopy__(self, memo: dict) -> None:
         """Copies of a layer have parameters elsewhere, and no recording."""
@@ -136,7 +160,7 @@ def _go_back(ctx, dy):
         recording.take_dy(dy, pointer)
     recording.waiting = None
     recording.back.launch()
-    return recording.gradients
+    return recording.give_gradients()
 
 
 _go_back_once = once_differentiable(_go_back)

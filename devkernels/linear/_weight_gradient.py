@@ -75,13 +75,13 @@ class WeightGradient:
     def __init__(self, arrays: Arrays, device: int, dtype: str, tokens: int, features: int, width: int, kept_ld: int,
                  kind: str):  # fmt: skip
         code, rows = KINDS[kind], _TOKENS // _CLUSTER
-        self._dy = Map(dtype, tokens, features, features, rows, _FEATURES // BLOCK)
+        self._dy = Map(device, dtype, tokens, features, features, rows, _FEATURES // BLOCK)
         if code == KINDS["relu_aux"]:
-            self._kept = Map("uint8", tokens, kept_ld, kept_ld, rows, _FEATURES // 8)
+            self._kept = Map(device, "uint8", tokens, kept_ld, kept_ld, rows, _FEATURES // 8)
         else:
-            self._kept = Map(dtype, tokens, features, kept_ld, rows, _FEATURES // BLOCK)
-        self._x = Map(dtype, tokens, width, width, _TOKENS, _WIDTH // BLOCK)
-        self._dz = Map(dtype, tokens, features, features, rows, _FEATURES // BLOCK)
+            self._kept = Map(device, dtype, tokens, features, kept_ld, rows, _FEATURES // BLOCK)
+        self._x = Map(device, dtype, tokens, width, width, _TOKENS, _WIDTH // BLOCK)
+        self._dz = Map(device, dtype, tokens, features, features, rows, _FEATURES // BLOCK)
         self._results = [ctypes.c_uint64(0) for _ in range(2)]
         self._sizes = [ctypes.c_uint32(size) for size in (tokens, features, width)]
         places = [m.place for m in (self._dy, self._kept, self._x, self._dz)]

@@ -155,8 +155,8 @@ class FusedLinear(nn.Module):
 
         Notes
         -----
-        As with ``torch.cuda.make_graphed_callables``, the result and the gradients that ``torch.autograd.grad`` gives
-        lie in memory that the next call writes again (``backward()`` copies them to ``.grad``). Record again after
+        As with ``torch.cuda.make_graphed_callables``, the result lies in memory that the next call writes again.
+        Gradients are copied to memory of their own, all of them in one launch. Record again after
         `autotune`. A layer that is copied or pickled loses its recording.
         """
         _check_sample(x)

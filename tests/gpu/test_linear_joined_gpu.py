@@ -1,6 +1,7 @@
 """The weight gradient with the pass through the activation inside, on a GPU with sm_90."""
 
 import importlib.util
+import threading
 
 import pytest
 
@@ -144,3 +145,33 @@ def test_autotune_compares_both_ways():
     assert (joined.chosen(*about, "gelu_slope", 2048) is not None) is (times[3] < times[2])
     slope = kept.slope_for(package("torch"), 4096, 2048, 1024, "float16", 0)
     assert (slope is not None) is (min(times[2:]) < min(times[:2]))
+
+
+def test_threads_that_have_no_context_yet():
+    """As torch's for the backward pass, whose first call may be this one."""
+    tokens, n, k = 192, 320, 448
+    arrays, new = package("torch"), {"device": "cuda", "dtype": torch.float16}
+    dy, slope, x, weight = (torch.randn(*shape, **new) for shape in ((tokens, n), (tokens, n), (tokens, k), (n, k)))
+    one = joined.kernel_for(arrays, 0, "float16", tokens, n, k, "gelu_slope", n)
+    other = kept.slope_kernel(arrays, tokens, n, k, "float16", 0)
+    stream, failed = torch.cuda.current_stream().cuda_stream, []
+    results = []
+
+    def work(thread):
+        try:
+            dz, db, dw, y, rise = results[thread]
+            one.launch(*(t.data_ptr() for t in (dy, slope, x, dz, db, dw)), stream)
+            other.launch(x.data_ptr(), weight.data_ptr(), 0, y.data_ptr(), 0, rise.data_ptr(), stream)
+        except Exception as error:  # noqa: BLE001 - what a thread raises would be lost
+            failed.append(error)
+
+    shapes = (tokens, n), (n,), (n, k), (tokens, n), (tokens, n)
+    for thread in range(2):
+        results.append([torch.full(shape, torch.nan, **new) for shape in shapes])
+        worker = threading.Thread(target=work, args=(thread,))
+        worker.start()
+        worker.join()
+    torch.cuda.synchronize()
+    assert not failed
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert torch.equal(results[0][0], dy * slope)

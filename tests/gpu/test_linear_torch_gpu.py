@@ -14,6 +14,7 @@ from torch import nn
 
 from devkernels.linear import _torch_mlp, kept
 from devkernels.linear import _torch_run as raw
+from devkernels.linear._copies import Copies
 from devkernels.linear.arrays import package
 from devkernels.linear.elementwise import pack_bits, unpack_bits
 from devkernels.linear.torch import FusedLinear, FusedMLP, fused_linear
@@ -216,6 +217,7 @@ def test_recorded_layers(kind, dtype):
     layer.record(x)
     recording = layer._recording
     junk = [torch.full((64, 136), float("nan"), **options) for _ in range(32)]
+    earlier = []
     for turn in range(6):
         x = torch.randn(64, 72, requires_grad=True, **options)
         other = x.detach().clone().requires_grad_()
@@ -230,11 +232,13 @@ def test_recorded_layers(kind, dtype):
             want.backward(dy.contiguous())
             assert torch.equal(y, want)
             assert torch.equal(x.grad, other.grad)
+        earlier.append((x.grad, other.grad))
         torch.cuda.synchronize()
         for one, two in zip(layer.parameters(), twin.parameters(), strict=True):
             assert torch.equal(one.grad, two.grad)  # added up over the turns
         del y, want  # and what autograd remembers of their stream
     assert recording.turn == 6
+    assert all(torch.equal(one, two) for one, two in earlier)  # later calls left them alone
     assert all(torch.isnan(j).all() for j in junk)
     with torch.no_grad():
         for p, q in zip(layer.parameters(), twin.parameters(), strict=True):
@@ -315,3 +319,16 @@ def test_autotune_of_a_layer():
     want.sum().backward()
     for one, other in zip((x, *layer.parameters()), wide, strict=True):
         close(one.grad, other.grad, 16 * ROUND[torch.float16])
+
+
+@pytest.mark.parametrize("sizes", [[1], [16], [15, 4097, 100003], [3] * 40, [1 << 26, 5]])
+def test_copies_in_one_launch(sizes):
+    """Bytes of any number, more pieces than a launch takes, nothing beside them."""
+    sources = [torch.randint(0, 256, (size,), dtype=torch.uint8, device="cuda") for size in sizes]
+    held = [torch.full((size + 32,), 7, dtype=torch.uint8, device="cuda") for size in sizes]
+    copies = Copies(package("torch"), 0, [(s.data_ptr(), s.nbytes) for s in sources])
+    copies.to([h.data_ptr() + 16 for h in held], torch.cuda.current_stream().cuda_stream)
+    for source, there in zip(sources, held, strict=True):
+        assert torch.equal(there[16:-16], source)
+        assert (there[:16] == 7).all()
+        assert (there[-16:] == 7).all()

@@ -7,7 +7,7 @@ import sysconfig
 
 import pytest
 
-from devkernels.linear import _cuda, _gelu_forward, _kernels, _weight_gradient
+from devkernels.linear import _copies, _cuda, _gelu_forward, _kernels, _weight_gradient
 
 pytestmark = pytest.mark.skipif(not _cuda.available(), reason="needs cuda.bindings and NVRTC")
 NVDISASM = shutil.which("nvdisasm") or next(
@@ -97,3 +97,13 @@ def test_gelu_forward_is_for(dtype, n, k, possible):
     assert _gelu_forward.possible(Arrays(), 0, dtype, 5, n, k) is possible
     assert not _gelu_forward.possible(Arrays(), 1, dtype, 5, n, k)  # not sm_90
     assert not _gelu_forward.possible(Arrays(), 0, dtype, 0, n, k)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_120"])
+def test_copies_compile(architecture, monkeypatch, tmp_path):
+    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
+    values = {"TYPE": 2, "PARTS": _copies._PARTS}
+    text = disassembled(_cuda.compile_file("_copies.cu", architecture, values), tmp_path)
+    assert text.count("LDG.E.128") >= 4
+    assert text.count("STG.E.128") >= 4
+    assert "STL" not in text
