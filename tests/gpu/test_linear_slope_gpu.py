@@ -20,9 +20,9 @@ from devkernels.linear.torch import FusedLinear
 from devkernels.tolerance import unit_roundoff
 from tests.gpu.linear_device import needs_cupy
 
-# Tiles are 128 x 256, clusters 256 x 256, steps 64, and sixteen steps make the results of the last tile.
+# Tiles are 128 x 256 (256 x 256 in pairs, for more than 2048 inputs), steps 64; sixteen make the last tile's results.
 SHAPES = [(1, 64, 64), (128, 256, 128), (200, 320, 448), (1000, 192, 1024), (63, 1024, 1536), (4099, 576, 2048),
-          (9000, 2048, 192)]  # fmt: skip
+          (9000, 2048, 192), (700, 640, 2112)]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -72,11 +72,12 @@ def test_weight_gradient_is_for(dtype, n, k, possible):
     assert not _weight_gradient.possible(Arrays(), 0, dtype, 0, n, k)
 
 
+@pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("dtype", _gelu_forward.DTYPES)
-def test_gelu_forward_compiles(dtype, monkeypatch, tmp_path):
+def test_gelu_forward_compiles(dtype, cluster, monkeypatch, tmp_path):
     monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
     assert _gelu_forward.shared_bytes() <= 227 * 1024
-    text = disassembled(_gelu_forward.compile_source(dtype), tmp_path)
+    text = disassembled(_gelu_forward.compile_source(dtype, cluster), tmp_path)
     assert text.count("HGMMA") == 17 * 4  # sixteen steps with the last tile's GELU between, and those beyond
     assert "UTMASTG" in text
     assert "LDL" not in text
