@@ -307,7 +307,7 @@ def block_fft(
         if tune:
             from devkernels.engine.tune import tuned
 
-            found = tuned(size, dtype)
+            found = tuned(size, dtype, uneven)
         found = found or (choose.choose_real if real_input else choose.choose)(size, dtype.itemsize)
         radices, elements_per_thread, limit = found.radices, found.elements, found.max_registers
         rows, streamed, pairs, ahead = found.rows, found.streamed, pairs or found.pairs, found.ahead

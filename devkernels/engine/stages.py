@@ -56,10 +56,10 @@ def word_of(plan: BlockPlan, stage: int, strides: tuple[int, ...]) -> Callable:
     span = plan.size // index.prefix_products(plan.radices)[stage]
     group, held = _u(plan.groups[stage - 1]), _u(plan.groups[stage - 1] * (plan.share(stage) // radix))
     below, block = _u(span), _u(span * radix)
-    # Word = position + one pad for each digit boundary passed.
+    # Word = position + one pad for each digit boundary passed; those below zero last, for the numbers have no sign.
     units = [int(np.prod(plan.radices[d + 1 :], dtype=np.int64)) for d in range(len(plan.radices))]
     pads = [s - n * r for s, n, r in zip(strides, strides[1:], plan.radices[1:], strict=False)]
-    padded = [(_u(unit), _u(pad)) for unit, pad in zip(units, pads, strict=False) if pad]
+    padded = sorted(((unit, pad) for unit, pad in zip(units, pads, strict=False) if pad), key=lambda step: step[1] < 0)
 
     def position(thread):
         first = (thread // group) * held + thread % group
@@ -68,15 +68,18 @@ def word_of(plan: BlockPlan, stage: int, strides: tuple[int, ...]) -> Callable:
     word = device_function(position)
     place = word
     for unit, pad in padded:
-        word = _with_pad(word, place, unit, pad)
+        word = _with_pad(word, place, _u(unit), _u(abs(pad)), pad < 0)
     return word
 
 
-def _with_pad(word, place, unit, pad):
+def _with_pad(word, place, unit, pad, less):
     def padded(thread):
         return word(thread) + (place(thread) // unit) * pad
 
-    return device_function(padded)
+    def narrowed(thread):
+        return word(thread) - (place(thread) // unit) * pad
+
+    return device_function(narrowed if less else padded)
 
 
 def offsets_of(plan: BlockPlan, stage: int, strides: tuple[int, ...]) -> tuple[int, ...]:

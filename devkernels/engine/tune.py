@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,55 @@ _KIND = "plan"
 _BYTES = 1 << 28  # read, and as much written: more than the L2 of any GPU that is supported
 _MOST = 32
 _FINAL, _TURNS = 4, 15  # how many are measured once more, and how often
+_UNEVEN = 8  # plans whose stages take different numbers of threads, at most, each with a register limit and without
 
 
-def candidates(size: int, word_bytes: int) -> list[Choice]:
-    """Plans worth measuring, the present choice first."""
+class _WrongResult(TargetError):
+    """What a plan computes is not what it should."""
+
+
+def candidates(size: int, word_bytes: int, uneven: bool = False) -> list[Choice]:
+    """Plans worth measuring, the present choice first; with `uneven` also those whose stages differ in threads."""
+    found = _even_candidates(size, word_bytes)
+    return list(dict.fromkeys(_uneven_candidates(size, word_bytes) + found)) if uneven else found
+
+
+def _uneven_candidates(size: int, word_bytes: int) -> list[Choice]:
+    """The table's choice first, then the likeliest."""
+    present, ranked = choose.uneven(size, word_bytes), []
+    most = 32 if word_bytes == 8 else 24
+    for radices in choose.factor_lists(size, 3):
+        wide = max(radices)
+        if len(radices) < 2 or wide > most:
+            continue
+        # A thread has one butterfly of a stage, or as many as make it about as many elements as the widest stage has.
+        for number, order in enumerate(_orders(radices)):
+            for shares in dict.fromkeys((order, tuple(r * max(1, wide // r) for r in order))):
+                threads = max(size // share for share in shares)
+                idle = sum(threads * share / size for share in shares) / len(shares)  # 1 where all always work
+                if len(set(shares)) > 1 and threads <= 1024 and not any(size % share for share in shares):
+                    cost = choose.estimate(size, order, wide, word_bytes) * (0.5 + 0.5 * idle)
+                    ranked.append((cost, number, order, shares, threads))
+    found = [] if present is None else [present]
+    left = _UNEVEN
+    for _, _, radices, shares, threads in sorted(ranked):
+        rows = max(1, min(128 // threads, (40 << 10) // (size * word_bytes)))
+        if not left:
+            break
+        if not _fits(Choice(radices, shares, rows), word_bytes):
+            continue
+        left -= 1
+        wide = max(shares) * word_bytes // 8
+        limit = 64 if wide <= 16 else 96 if wide <= 24 else 128
+        for pairs in (False, True) if word_bytes == 8 else (False,):
+            for registers in (limit, None):
+                choice = Choice(radices, shares, rows, registers, pairs=pairs)
+                if choice not in found and _fits(choice, word_bytes):
+                    found.append(choice)
+    return found
+
+
+def _even_candidates(size: int, word_bytes: int) -> list[Choice]:
     present = choose.choose(size, word_bytes)
     found = [present, dataclasses.replace(present, streamed=not present.streamed)]
     if word_bytes == 8:
@@ -67,8 +113,8 @@ def _fits(choice: Choice, word_bytes: int) -> bool:
     return plan.shared_bytes <= choose.MAX_SHARED
 
 
-def tuned(size: int, dtype: np.dtype) -> Choice:
-    """The fastest plan for rows of `size` on this GPU: from the cache, or measured now.
+def tuned(size: int, dtype: np.dtype, uneven: bool = False) -> Choice:
+    """The fastest plan for rows of `size` on this GPU: from the cache, or measured now; `uneven` as for `candidates`.
 
     Raises
     ------
@@ -78,17 +124,17 @@ def tuned(size: int, dtype: np.dtype) -> Choice:
         The length has no plan.
     """
     choose.choose(size, dtype.itemsize)  # refuses lengths without plans
-    key = digest("plan", size, dtype.name, str(current_target()), choose.FORMAT)
+    key = digest("plan", size, dtype.name, str(current_target()), choose.FORMAT, *(["uneven"] if uneven else []))
     kept = cache.get(_KIND, key)
     if kept is not None:
         record = json.loads(kept)
-        return Choice(**{**record, "radices": tuple(record["radices"])})
-    best = measure(size, dtype)
+        return Choice(**{name: tuple(value) if isinstance(value, list) else value for name, value in record.items()})
+    best = measure(size, dtype, uneven)
     cache.put(_KIND, key, json.dumps(dataclasses.asdict(best)).encode())
     return best
 
 
-def measure(size: int, dtype: np.dtype) -> Choice:
+def measure(size: int, dtype: np.dtype, uneven: bool = False) -> Choice:
     """Time all candidates in one run, with a progress bar; each is checked before it is timed."""
     if home().kind != "gpu":
         raise TargetError(f"tune=True measures plans on a GPU; this process has none ({home().reason}).")
@@ -102,11 +148,14 @@ def measure(size: int, dtype: np.dtype) -> Choice:
     real = np.float32 if dtype == np.complex64 else np.float64
     x = cupy.random.standard_normal((rows, 2 * size), dtype=real).view(dtype)
     out, timed = cupy.full_like(x, cupy.nan), []
-    with tqdm(candidates(size, dtype.itemsize), desc=f"plans for {size} {dtype.name}", unit="plan") as progress:
+    with tqdm(candidates(size, dtype.itemsize, uneven), desc=f"plans for {size} {dtype.name}", unit="plan") as progress:
         for choice in progress:
             try:
                 run = _launch(cupy, choice, dtype, x, out)
                 timed.append((_milliseconds(cupy, run, 3), choice, run))
+            except _WrongResult as error:
+                warnings.warn(f"{error} It is left out; please report it.", RuntimeWarning, stacklevel=2)
+                continue
             except (DevkernelsError, RuntimeError):  # a block too large for this GPU: not a candidate here
                 continue
             progress.set_postfix_str(f"best {min(t for t, *_ in timed):.4f} ms")
@@ -137,7 +186,7 @@ def _launch(cupy: Any, choice: Choice, dtype: np.dtype, x: Any, out: Any) -> Any
     run()
     error = float(cupy.linalg.norm(out[-64:] - x[-64:]) / cupy.linalg.norm(x[-64:]))
     if not error < 1e-5:
-        raise TargetError(f"the plan {choice} gives wrong results (relative error {error:.1e}).")
+        raise _WrongResult(f"The plan {choice} gives wrong results (relative error {error:.1e}).")
     return run
 
 
@@ -156,21 +205,29 @@ def _milliseconds(cupy: Any, run: Any, rounds: int) -> float:
 
 def round_trip_kernel(fft: Any) -> Any:
     """Kernel ``f(x, factors, y, rows)``: what is measured, a filter on each row."""
-    from numba import cuda
-
+    from devkernels.device.inline import device_function
+    from devkernels.engine import uneven
     from devkernels.launch.jit import kernel
+    from devkernels.lazy import cuda
 
     load, load_filter, store = fft.load, fft.load_filter, fft.store
     forward, filter_inverse = fft.forward, fft.filter_inverse
     elements, dtype, per_block, size = fft.elements_per_thread, fft.dtype, fft.ffts_per_block, fft.size
     width = fft.plan.width
 
+    def of_rows():
+        return np.int64(cuda.threadIdx.x) * width, np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+
+    if fft.uneven:
+        here, load = uneven.line_of(fft.plan), uneven.by_those_that_load(fft.plan, load, masked=False)
+    else:
+        here = device_function(of_rows)
+
     def round_trip(x, factors, y, rows):
         data = cuda.local.array(elements, dtype)
         held = cuda.local.array(elements, dtype)
         shared = cuda.shared.array(0, dtype)
-        thread = np.int64(cuda.threadIdx.x) * width
-        row = np.int64(cuda.blockIdx.x) * per_block + np.int64(cuda.threadIdx.y)
+        thread, row = here()
         load(data, x, min(row, rows - 1) * size + thread)
         forward(data, shared)
         load_filter(held, factors, thread)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -74,7 +75,11 @@ def _fastest(title: str, candidates: list, make: Callable, rows: tuple, taps: tu
             want = got if want is None else want
             error = float(xp.linalg.norm((got - want).ravel()) / xp.linalg.norm(want.ravel()))
             if not error <= 2 * bound:
-                raise TargetError(f"the candidate {candidate} gives wrong results (relative error {error:.1e}).")
+                wrong = f"the candidate {candidate} gives wrong results (relative error {error:.1e})"
+                if not timed:
+                    raise TargetError(f"{wrong}.")
+                warnings.warn(f"{wrong}; it is left out; please report it.", RuntimeWarning, stacklevel=2)
+                continue
 
             def run(plan: Any = plan, spectra: Any = spectra) -> None:
                 plan(x, spectra=spectra, out=out)

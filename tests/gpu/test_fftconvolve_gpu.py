@@ -310,13 +310,36 @@ def test_tuning_measures_once_and_is_kept(rng, monkeypatch, tmp_path):
 
     monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(
-        tune, "candidates", lambda size, word: [choose.choose(size, word), choose.Choice((16, 4), 16, 16)]
-    )
+        tune, "candidates", lambda size, word, uneven: [
+            choose.Choice((4, 16), (4, 16), 8) if uneven else choose.choose(size, word), choose.Choice((16, 4), 16, 16)]
+    )  # fmt: skip
     cache.forget()
-    found = block_fft(64, tune=True)
+    found = [block_fft(64, tune=True, uneven=uneven) for uneven in (False, True)]
     monkeypatch.setattr(tune, "measure", None)  # a second measurement would fail
     cache.forget()
-    assert block_fft(64, tune=True).plan == found.plan
+    assert [block_fft(64, tune=True, uneven=uneven).plan for uneven in (False, True)] == [f.plan for f in found]
+
+
+def test_tuning_leaves_out_what_is_wrong(monkeypatch, tmp_path):
+    """And says so: a plan whose results are wrong is a bug, but not the caller's."""
+    from devkernels import cache
+    from devkernels.engine import choose, tune
+
+    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
+    cache.forget()
+    right, wrong = choose.choose(64, 8), choose.Choice((4, 4, 4), 4, 8)
+    monkeypatch.setattr(tune, "candidates", lambda size, word, uneven: [wrong, right])
+    launch = tune._launch
+
+    def half_wrong(cupy, choice, *rest):
+        run = launch(cupy, choice, *rest)
+        if choice == wrong:
+            raise tune._WrongResult("The plan gives wrong results.")
+        return run
+
+    monkeypatch.setattr(tune, "_launch", half_wrong)
+    with pytest.warns(RuntimeWarning, match="wrong results.*left out"):
+        assert tune.measure(64, np.dtype("complex64")) == right
 
 
 WARM = """

@@ -94,14 +94,15 @@ def test_long_filters_are_measured_once_and_kept(clock, rng, monkeypatch, capsys
     assert relative_error(kept(x, h), want) < fft_bound("float32", 128, 2)
 
 
-def test_a_candidate_with_wrong_results_is_an_error(clock, monkeypatch):
+def test_a_candidate_with_wrong_results_is_left_out_with_a_warning(clock, monkeypatch):
     right = convolve_plan2d.axis_plans((8, 8), (3, 3), "float32", "same")
     wrong = (dataclasses.replace(right[0], start=0), right[1])
     monkeypatch.setattr(
         convolve_tune, "image_candidates", lambda *_: [convolve_tune.Images(right), convolve_tune.Images(wrong)]
     )
-    with pytest.raises(TargetError, match="wrong results"):
-        devkernels.make_fftconvolve2d((8, 8), (3, 3), "float32", "same", tune=True)
+    with pytest.warns(RuntimeWarning, match="wrong results.*left out"):
+        plan = devkernels.make_fftconvolve2d((8, 8), (3, 3), "float32", "same", tune=True)
+    assert plan.plans == right
 
 
 def test_candidates_of_the_public_sizes_fit_a_block():

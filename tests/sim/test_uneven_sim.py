@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from devkernels.engine import choose
+from devkernels.engine import choose, tune
 from devkernels.engine.block_fft import block_fft
 from devkernels.engine.plan import make_plan
 from devkernels.errors import SpecError
@@ -129,3 +129,18 @@ def test_order_of_spectra(rng):
 def test_shares_that_do_not_fit_are_refused(radices, shares, columns):
     with pytest.raises(SpecError):
         make_plan(radices, shares, columns=columns)
+
+
+@pytest.mark.parametrize("size", [24, 60])
+def test_the_kernel_by_which_plans_are_measured(size, rng):
+    """Every uneven candidate, through the kernel of `tune`: a filter of ones gives back the rows."""
+    dtype = np.dtype("complex64")
+    x = numbers(rng, (7, size), "complex64")
+    tried = [choice for choice in tune.candidates(size, 8, uneven=True) if isinstance(choice.elements, tuple)]
+    assert len(tried) > 2
+    for choice in tried:
+        fft = tune.planned(choice, dtype)
+        y = np.full_like(x, np.nan)
+        ones = np.full(size, 1 / size, dtype)
+        tune.round_trip_kernel(fft)[fft.launch(rows=7)](x.reshape(-1), ones, y.reshape(-1), 7)
+        assert relative_error(y, x) < fft_bound("float32", size, 2), choice

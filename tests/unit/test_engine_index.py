@@ -285,6 +285,22 @@ def test_candidates_of_tuning_are_plans_of_that_length(size, word):
         assert plan.threads * plan.rows <= 1024
 
 
+@pytest.mark.parametrize(("size", "word"), [(480, 8), (1000, 8), (1920, 8), (12288, 8), (384, 16), (512, 8)])
+def test_candidates_of_tuning_with_uneven_stages(size, word):
+    from devkernels.engine import choose, tune
+
+    found, even = tune.candidates(size, word, uneven=True), tune.candidates(size, word)
+    assert found[0] == (choose.uneven(size, word) or found[0])
+    assert len(found) == len(set(found)) <= len(even) + 4 * tune._UNEVEN + 1
+    assert set(even) < set(found)
+    for choice in set(found) - set(even):
+        plan = make_plan(choice.radices, choice.elements, choice.rows, word, pairs=choice.pairs)
+        assert plan.uneven
+        assert plan.size == size
+        assert plan.block_dim[0] <= 1024
+        assert plan.shared_bytes <= choose.MAX_SHARED
+
+
 def test_each_architecture_may_have_its_own_table(monkeypatch):
     from devkernels.engine import choose
 
