@@ -28,6 +28,7 @@ from devkernels.linear.lean import LayerBackward, LayerCall
 from devkernels.linear.masks import Lifetime, Mask
 from devkernels.linear.matmul import prepare, product
 from devkernels.linear.operands import analyse
+from devkernels.linear.saved import Saved
 from devkernels.linear.tune_layer import autotune
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -39,24 +40,6 @@ class Gradients(NamedTuple):
     input: object
     weight: object
     bias: object
-
-
-class Saved:
-    """What a forward pass leaves for its backward pass: the input and the mask that belong together. Used once."""
-
-    __slots__ = ("_mask", "call", "data", "lead", "owner", "used", "x")
-
-    def __init__(self, owner: object, x, mask: Mask | None, lead: tuple[int, ...], call: LayerCall | None = None,
-                 data: object = None):  # fmt: skip
-        self.owner, self.x, self._mask, self.lead, self.used = owner, x, mask, lead, False
-        self.call, self.data = call, data  # of a repeated call, and its raw mask
-
-    @property
-    def mask(self) -> Mask | None:
-        """The mask of the forward product."""
-        if self._mask is None and self.data is not None:
-            self._mask = self.call.mask(self.data)
-        return self._mask
 
 
 class FusedLinear:

@@ -9,8 +9,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from devkernels.errors import ArgumentError, SpecError
-from devkernels.linear.layer import FusedLinear, Saved
+from devkernels.linear.layer import FusedLinear
 from devkernels.linear.masks import MASKS
+from devkernels.linear.saved import Saved
 
 
 class FusedMLP:
