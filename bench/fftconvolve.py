@@ -4,6 +4,7 @@ in: cases. out: contenders for bench/harness.py. Works:
 
 - ``circular``: complex rows, one filter for all, its spectrum given; the floor is a copy of x. Peers as in
   bench/spectral_filter.py, of which ``nvmath callback`` is the strongest.
+- ``lengths``: the same for lengths with 3 and 5 for factors.
 - ``causal``: real rows (batch, channels, length), one filter per channel, the first `length` samples of the linear
   convolution; the filters' spectra given. Peer: torch's zero-padded rfft, product, irfft.
 - ``images``: real images with one filter; peers: torch's rfft2 (zero-padded to a fast length for "same") and
@@ -24,6 +25,8 @@ TOTAL = 1 << 30  # bytes of x: far more than any L2
 HOST_ROUNDS = 1
 HELD = True
 SIZES = (64, 128, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
+LENGTHS = (360, 480, 600, 640, 720, 800, 960, 1200, 1280, 1440, 1500, 1920, 2400, 2560, 3000, 3600, 3840, 4800, 5120,
+           9600, 10240, 12288)  # fmt: skip
 DOUBLE = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 CAUSAL = ("64x768x256", "64x768x512", "64x768x1024", "64x768x2048", "64x768x4096", "16x768x8192", "16x256x16384")
 CASES = (
@@ -36,6 +39,7 @@ CASES = (
     + [{"work": "overlap", "dtype": "float32", "shape": "64x1048576", "taps": taps} for taps in (511, 63, 4095)]
     + [{"work": "circular", "dtype": "complex64", "size": size} for size in SIZES]
     + [{"work": "circular", "dtype": "complex128", "size": size} for size in DOUBLE]
+    + [{"work": "lengths", "dtype": "complex64", "size": size} for size in LENGTHS]
 )
 _PEERS = {"nvmath callback": "nvmath callback", "cuFFT plan": "cuFFT plan", "CuPy idiom": "CuPy idiom"}
 TABLES = {
@@ -44,6 +48,12 @@ TABLES = {
         columns={"devkernels": "devkernels", **_PEERS},
         where={"work": "circular", "dtype": "complex64"},
         note="Circular convolution of complex64 rows, time as a multiple of a copy of the same bytes.",
+    ),
+    "lengths": Table(
+        rows=("size",),
+        columns={"devkernels": "devkernels", **_PEERS},
+        where={"work": "lengths"},
+        note="The same for lengths that are no power of two.",
     ),
     "double": Table(
         rows=("size",),
@@ -73,7 +83,9 @@ TABLES = {
 
 
 def set_up(case):
-    return {"circular": _circular, "causal": _causal, "overlap": _overlap, "images": _images}[case["work"]](case)
+    return {"circular": _circular, "lengths": _circular, "causal": _causal, "overlap": _overlap, "images": _images}[
+        case["work"]
+    ](case)
 
 
 def _refusing(name, reason):

@@ -92,11 +92,29 @@ REAL: dict[tuple[int, int], Choice] = {
 # Of rows whose kernels can take stages of different numbers of threads: no number of elements fits all radices of such
 # lengths, but for so many that registers and instruction cache are short.
 UNEVEN: dict[tuple[int, int], Choice] = {
-    (480, 8): Choice((20, 24), (20, 24), 4, 96),
+    (360, 8): Choice((18, 20), (18, 20), 6, 96),
+    (480, 8): Choice((15, 32), (30, 32), 4, 112),
+    (600, 8): Choice((25, 24), (25, 24), 5, 128),
     (640, 8): Choice((20, 32), (20, 32), 4, 128, pairs=True),
+    (720, 8): Choice((18, 8, 5), (18, 16, 15), 2, 96),
+    (800, 8): Choice((25, 32), (25, 32), 4, 128),
     (960, 8): Choice((30, 32), (30, 32), 2, 128, pairs=True),
+    (1200, 8): Choice((10, 10, 12), (10, 10, 12), 1, 64, True, pairs=True),
+    (1280, 8): Choice((10, 16, 8), (10, 16, 16), 2, 64, True),
     (1440, 8): Choice((12, 10, 12), (12, 10, 12), 1, 64, True),
+    (1500, 8): Choice((30, 25, 2), (30, 25, 30), 2, 128),
+    (1920, 8): Choice((15, 8, 16), (15, 16, 16), 1, 72, True, pairs=True),
+    (2400, 8): Choice((15, 10, 16), (15, 20, 16), 1, 80, True, pairs=True),
+    (2560, 8): Choice((10, 16, 16), (10, 16, 16), 1, 64, True),
+    (3000, 8): Choice((25, 24, 5), (25, 24, 25), 1, 128),
     (3072, 8): Choice((12, 16, 16), (12, 16, 16), 1, 64, True),
+    (3600, 8): Choice((15, 15, 16), (15, 15, 16), 1, 72),
+    (3840, 8): Choice((15, 16, 16), (15, 16, 16), 1, 64, True),
+    (4800, 8): Choice((30, 32, 5), (30, 32, 30), 1, 128),
+    (5120, 8): Choice((20, 16, 16), (20, 16, 16), 1, 96, True),
+    (9600, 8): Choice((20, 20, 24), (20, 20, 24), 1, 96),
+    (10240, 8): Choice((20, 16, 32), (20, 32, 32), 1, 128, pairs=True),
+    (12288, 8): Choice((24, 32, 16), (24, 32, 32), 1, 128, pairs=True),
 }  # fmt: skip
 
 
