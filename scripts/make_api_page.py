@@ -90,7 +90,12 @@ def _find(module: str, name: str) -> tuple[str, ast.AST]:
 def _find_in(path: str, name: str) -> tuple[str, ast.AST]:
     """The file and the definition of a name, followed through imports."""
     for node in ast.walk(_tree(path)):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name and node in _tree(path).body:
+        if (
+            isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            and node.name == name
+            and node in _tree(path).body
+            and not _is_overload(node)
+        ):
             return path, node
         if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
             return _find(node.module, name)
@@ -112,6 +117,11 @@ def _entry(full: str, path: str, node: ast.AST) -> str:
         ]
         lines += [*members, ""] if members else []
     return "\n".join(lines)
+
+
+def _is_overload(node: ast.AST) -> bool:
+    """Whether this is only what type checkers see of a function."""
+    return any(isinstance(one, ast.Name) and one.id == "overload" for one in node.decorator_list)
 
 
 def _is_property(node: ast.FunctionDef) -> bool:

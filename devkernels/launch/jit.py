@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 from devkernels import target as targets
 from devkernels.checks import kind_of
@@ -24,6 +24,32 @@ from devkernels.launch.launcher import Bound, Launch, Launcher, common_device
 _REMEMBERED_CONFIGURATIONS = 256
 
 
+@overload
+def kernel(
+    function: Callable[..., object],
+    *,
+    signature: object = None,
+    launch_bounds: int | tuple[int, ...] | None = None,
+    max_registers: int | None = None,
+    fastmath: bool = False,
+    lineinfo: bool = False,
+    opt: bool = True,
+) -> Kernel: ...
+
+
+@overload
+def kernel(
+    function: None = None,
+    *,
+    signature: object = None,
+    launch_bounds: int | tuple[int, ...] | None = None,
+    max_registers: int | None = None,
+    fastmath: bool = False,
+    lineinfo: bool = False,
+    opt: bool = True,
+) -> Callable[[Callable[..., object]], Kernel]: ...
+
+
 def kernel(
     function: Callable | None = None,
     *,
@@ -33,7 +59,7 @@ def kernel(
     fastmath: bool = False,
     lineinfo: bool = False,
     opt: bool = True,
-) -> Any:
+) -> Kernel | Callable[[Callable[..., object]], Kernel]:
     """Make a GPU kernel of a Python function; the function's text is that of a ``@cuda.jit`` kernel.
 
     Used bare, ``@devkernels.kernel``, or with options, ``@devkernels.kernel(launch_bounds=256)``.

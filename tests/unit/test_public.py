@@ -8,6 +8,7 @@ import pathlib
 import pickle
 import subprocess
 import sys
+import typing
 
 import pytest
 
@@ -40,6 +41,18 @@ def test_type_checkers_see_the_same_names():
         for alias in node.names
     }
     assert seen == set(devkernels.__all__) - {"__version__"}
+
+
+def test_type_checkers_see_what_decorating_a_kernel_gives():
+    """Bare or with options, and the same options both times."""
+    bare, with_options = map(inspect.signature, typing.get_overloads(devkernels.kernel))
+    real = inspect.signature(devkernels.kernel)
+    assert bare.return_annotation == "Kernel"
+    assert with_options.return_annotation == "Callable[[Callable[..., object]], Kernel]"
+    for seen in (bare, with_options):
+        assert list(seen.parameters) == list(real.parameters)
+        for name in list(real.parameters)[1:]:
+            assert seen.parameters[name] == real.parameters[name]
 
 
 def test_lazy_names_come_from_the_module_that_the_table_says():
