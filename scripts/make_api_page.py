@@ -121,7 +121,7 @@ def _entry(full: str, path: str, node: ast.AST) -> str:
 
 def _is_overload(node: ast.AST) -> bool:
     """Whether this is only what type checkers see of a function."""
-    return any(isinstance(one, ast.Name) and one.id == "overload" for one in node.decorator_list)
+    return any("overload" in (getattr(one, "id", None), getattr(one, "attr", None)) for one in node.decorator_list)
 
 
 def _is_property(node: ast.FunctionDef) -> bool:

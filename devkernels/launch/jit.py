@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import sys
+import typing
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 from devkernels import target as targets
 from devkernels.checks import kind_of
@@ -24,7 +25,7 @@ from devkernels.launch.launcher import Bound, Launch, Launcher, common_device
 _REMEMBERED_CONFIGURATIONS = 256
 
 
-@overload
+@typing.overload
 def kernel(
     function: Callable[..., object],
     *,
@@ -37,7 +38,7 @@ def kernel(
 ) -> Kernel: ...
 
 
-@overload
+@typing.overload
 def kernel(
     function: None = None,
     *,
