@@ -95,6 +95,8 @@ def test_the_hosts_part_writes_no_machine_code():
     for name, tree in MODULES.items():
         if versions.part_of(name) == versions.HOST:
             named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-            named |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+            # typing.overload is for type checkers; Numba's is meant.
+            named |= {node.attr for node in ast.walk(tree)
+                      if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) != "typing"}  # fmt: skip
             assert not (named & writing), name
             assert "llvmlite" not in {getattr(node, "module", None) for node in ast.walk(tree)}, name
