@@ -6,6 +6,7 @@ in: a length and a precision, a GPU with CuPy. out: a `Choice`, kept in the cach
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import warnings
 from typing import Any
@@ -54,22 +55,17 @@ def _uneven_candidates(size: int, word_bytes: int) -> list[Choice]:
                     cost = choose.estimate(size, order, wide, word_bytes) * (0.5 + 0.5 * idle)
                     ranked.append((cost, number, order, shares, threads))
     found = [] if present is None else [present]
-    left = _UNEVEN
-    for _, _, radices, shares, threads in sorted(ranked):
-        rows = max(1, min(128 // threads, (40 << 10) // (size * word_bytes)))
-        if not left:
-            break
-        if not _fits(Choice(radices, shares, rows), word_bytes):
-            continue
-        left -= 1
-        wide = max(shares) * word_bytes // 8
+    likely = (
+        Choice(radices, shares, max(1, min(128 // threads, (40 << 10) // (size * word_bytes))))
+        for _, _, radices, shares, threads in sorted(ranked)
+    )
+    for single in itertools.islice((choice for choice in likely if _fits(choice, word_bytes)), _UNEVEN):
+        wide = max(single.elements) * word_bytes // 8
         limit = 64 if wide <= 16 else 96 if wide <= 24 else 128
-        for pairs in (False, True) if word_bytes == 8 else (False,):
-            for registers in (limit, None):
-                choice = Choice(radices, shares, rows, registers, pairs=pairs)
-                if choice not in found and _fits(choice, word_bytes):
-                    found.append(choice)
-    return found
+        paired = dataclasses.replace(single, pairs=True)
+        for choice in (single, paired) if word_bytes == 8 and _fits(paired, word_bytes) else (single,):
+            found += [dataclasses.replace(choice, max_registers=limit), choice]
+    return list(dict.fromkeys(found))
 
 
 def _even_candidates(size: int, word_bytes: int) -> list[Choice]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from devkernels import cache
-from devkernels.errors import CompileError, DevkernelsError
+from devkernels.errors import CompileError, DevkernelsError, JitDisabledError
 from devkernels.linear.arrays import Arrays
+from devkernels.linear.bounded import Bounded
 
 INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -52,6 +54,17 @@ def compile_file(name: str, architecture: str, values: dict[str, int], also: tup
             nvrtc.nvrtcDestroyProgram(program)
 
     return cache.get_or_build("cubin", cache.digest(source, options, version), build, spec=name)
+
+
+def prepared(known: Bounded, key: tuple, possible: Callable[[], bool], make: Callable[[], object]):
+    """Return what `known` has for a key, or made now; None where that is not possible or cannot be compiled here."""
+    found = known.get(key)
+    if found is None and possible():
+        try:
+            found = known.keep(key, make())
+        except (JitDisabledError, CompileError):  # DEVKERNELS_DISABLE_JIT; an NVRTC that knows no sm_90a
+            return None
+    return found
 
 
 def load(arrays: Arrays, device: int, code: bytes, symbol: str, shared_bytes: int = 0) -> int:

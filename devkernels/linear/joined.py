@@ -6,8 +6,7 @@ faster depends on the shape; `autotune` of a layer measures both and stores the 
 
 from __future__ import annotations
 
-from devkernels.errors import CompileError, JitDisabledError
-from devkernels.linear import _weight_gradient
+from devkernels.linear import _cuda, _weight_gradient
 from devkernels.linear._kernels import KINDS
 from devkernels.linear.answers import Answers
 from devkernels.linear.arrays import Arrays
@@ -30,15 +29,13 @@ def chosen(arrays: Arrays, device: int, dtype: str, tokens: int, n: int, k: int,
 def kernel_for(arrays: Arrays, device: int, dtype: str, tokens: int, n: int, k: int, kind: str,
                kept_ld: int) -> _weight_gradient.WeightGradient | None:  # fmt: skip
     """Return the kernel for a layer, or None where there is none."""
-    key = (arrays.name, device, dtype, tokens, n, k, kind, kept_ld)
-    found = _prepared.get(key)
-    if found is None and _weight_gradient.possible(arrays, device, dtype, tokens, n, k):
-        try:
-            found = _weight_gradient.WeightGradient(arrays, device, dtype, tokens, n, k, kept_ld, kind)
-        except (JitDisabledError, CompileError):  # DEVKERNELS_DISABLE_JIT; an NVRTC that knows no sm_90a
-            return None
-        _prepared.keep(key, found)
-    return found
+    about = device, dtype, tokens, n, k
+    return _cuda.prepared(
+        _prepared,
+        (arrays.name, *about, kind, kept_ld),
+        lambda: _weight_gradient.possible(arrays, *about),
+        lambda: _weight_gradient.WeightGradient(arrays, *about, kept_ld, kind),
+    )
 
 
 def remember(arrays: Arrays, device: int, dtype: str, tokens: int, n: int, k: int, kind: str, joined: bool) -> None:

@@ -11,8 +11,7 @@ kept.
 
 from __future__ import annotations
 
-from devkernels.errors import CompileError, JitDisabledError
-from devkernels.linear import _gelu_forward
+from devkernels.linear import _cuda, _gelu_forward
 from devkernels.linear.answers import Answers
 from devkernels.linear.arrays import Arrays
 from devkernels.linear.bounded import Bounded
@@ -42,15 +41,13 @@ def slope_for(arrays: Arrays, tokens: int, n: int, k: int, dtype: str,
 def slope_kernel(arrays: Arrays, tokens: int, n: int, k: int, dtype: str,
                  device: int) -> _gelu_forward.GeluForward | None:  # fmt: skip
     """Return that kernel, or None where there is none."""
-    key = (arrays.name, device, dtype, tokens, n, k)
-    found = _prepared.get(key)
-    if found is None and _gelu_forward.possible(arrays, device, dtype, tokens, n, k):
-        try:
-            found = _gelu_forward.GeluForward(arrays, device, dtype, tokens, n, k)
-        except (JitDisabledError, CompileError):  # DEVKERNELS_DISABLE_JIT; an NVRTC that knows no sm_90a
-            return None
-        _prepared.keep(key, found)
-    return found
+    about = device, dtype, tokens, n, k
+    return _cuda.prepared(
+        _prepared,
+        (arrays.name, *about),
+        lambda: _gelu_forward.possible(arrays, *about),
+        lambda: _gelu_forward.GeluForward(arrays, *about),
+    )
 
 
 def remember_slope(arrays: Arrays, tokens: int, n: int, k: int, dtype: str, device: int, slope: bool) -> None:

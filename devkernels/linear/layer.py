@@ -138,10 +138,12 @@ class FusedLinear:
                 lead = call.lead
                 flat = x if len(lead) == 1 else x.reshape(-1, self.in_features)
                 return y, Saved(self, flat, None, lead, call, data)
-        if stream is not None:  # copies of what is not contiguous belong on it, too
-            with self.arrays.on_stream(stream_handle(stream), self.device):
-                return self._forward_anew(x, out, training, stream)
-        return self._forward_anew(x, out, training, None)
+        with self._on(stream):  # copies of what is not contiguous belong on it, too
+            return self._forward_anew(x, out, training, stream)
+
+    def _on(self, stream):
+        """Context in which a stream that was given, if any, is the current one."""
+        return self.arrays.on_stream(None if stream is None else stream_handle(stream), self.device)
 
     def _forward_anew(self, x, out, training: bool, stream):
         """`forward_saving` of an input that looks otherwise than the last one did."""
@@ -255,14 +257,12 @@ class FusedLinear:
 
     def _through_activation(self, dy, saved: Saved, stream=None):
         """Gradient before the activation, and the bias gradient where it comes along."""
-        if stream is not None:
-            with self.arrays.on_stream(stream_handle(stream), self.device):
-                return self._through_activation(dy, saved)
-        flat = self._flat("dy", dy, self.out_features)
-        if saved.mask is None:
-            return flat, None
-        need = self.bias is not None
-        return activations.multiply_derivative(self.arrays, flat, saved.mask, self.device, need)
+        with self._on(stream):
+            flat = self._flat("dy", dy, self.out_features)
+            if saved.mask is None:
+                return flat, None
+            need = self.bias is not None
+            return activations.multiply_derivative(self.arrays, flat, saved.mask, self.device, need)
 
     def parameter_gradients(self, dz, saved: Saved, *, need_bias: bool, stream=None):
         """Weight gradient, and bias gradient where needed, in one product over the tokens."""
