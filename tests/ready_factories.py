@@ -14,4 +14,17 @@ def product():
 
 def plain():
     return devkernels.make_gemm("float32")
+
+def added(acc, row, column, weights, shift):
+    return acc * weights[row] + shift
+
+def products():
+    return {
+        "residual": devkernels.make_gemm("float16", epilogue="residual").image_sources(c="float32"),
+        "function": devkernels.make_gemm("float32", epilogue=added).image_sources(extra="float32[::1], float32"),
+        "chain": chain().image_sources(256),
+    }
+
+def chain():
+    return devkernels.make_gemm_chain("float16", first=("bias", "silu"))
 """

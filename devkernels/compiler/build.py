@@ -5,7 +5,7 @@ Each target is compiled by a worker process of its own, on any machine.
 
 A factory takes no arguments and returns a kernel that has a signature, a tuple ``(kernel, signature)`` or
 ``(kernel, signature, notes)``, or a list, or a dict by name, of such. An object with a method ``image_sources()`` that
-returns any of these will do too: ready kernels have it.
+returns any of these will do too: ready kernels have it. Names in a dict go before those of the kernels of its values.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def serve(report: Callable[[tuple], None], factories: list[str], target: str) ->
         sources = [source for factory in factories for source in _all_sources(factory)]
         names = [name for name, *_ in sources]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise SpecError(f"Several kernels are named {', '.join(twice)}; return a dict with names from the factory.")
+            raise SpecError(
+                f"Several kernels are named {', '.join(twice)}; return a dict from the factory, whose names "
+                f"go before theirs: {{'scores': ..., 'values': ...}}."
+            )
         report(("total", len(sources)))
         built = []
         for name, kernel, signature, notes in sources:
@@ -75,7 +78,7 @@ def _all_sources(factory: str) -> list[tuple]:
     if not found:
         raise SpecError(
             f"The factory {factory} returned nothing to build: an empty list or dict, or a product whose epilogue "
-            f"takes arguments of its own, which cannot be built ahead.",
+            f"takes arguments of its own; say what they are: return product.image_sources(extra='float32[::1], ...').",
             spec=factory,
         )
     return found
@@ -108,7 +111,7 @@ def _sources(made: Any, origin: str, name: str | None = None) -> Iterator[tuple[
         yield from _sources(made.image_sources(), origin, name)
     elif isinstance(made, dict):
         for key, item in made.items():
-            yield from _sources(item, origin, str(key))
+            yield from _sources(item, origin, str(key) if name is None else f"{name}_{key}")
     elif isinstance(made, tuple) and 2 <= len(made) <= 3 and hasattr(made[0], "__name__"):
         kernel, signature, *rest = made
         yield _named(name, kernel, origin), kernel, signature, rest[0] if rest else None

@@ -13,18 +13,20 @@ from typing import Any
 import numpy as np
 
 from devkernels import target
-from devkernels.compiler.kernel import Options
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
-from devkernels.kernels import arrays
+from devkernels.kernels import arrays, gemm_chain_images
 from devkernels.kernels.gemm import Gemm, make_gemm
+from devkernels.kernels.gemm_chain_kernels import (
+    chain_group_kernel,
+    chain_kernel,
+    configured,
+    groups_of,
+    tiling_of,
+)
 from devkernels.kernels.gemm_plan import call_key
-from devkernels.kernels.gemm_route import PORTABLE, STAGED, TENSOR_DTYPES, Matrix, Route, as_matrix, by_kind
-from devkernels.kernels.gemm_views import batched_view, numbers, wide_rows
-from devkernels.kernels.gemm_warpgroup import check_maps, tensor_map_of
-from devkernels.kernels.lazy_kernel import lazy_kernel
-from devkernels.launch.jit import Kernel
-from devkernels.matrix import chain, chain_groups, tensor, warpgroup
-from devkernels.matrix.steps import Step, element_function
+from devkernels.kernels.gemm_route import PORTABLE, STAGED, TENSOR_DTYPES, GemmSpec, Matrix, Route, as_matrix, by_kind
+from devkernels.kernels.gemm_views import batched_view, numbers
+from devkernels.matrix import chain, chain_groups, tensor
 
 _REMEMBERED = 256
 FUSED, SEPARATE = "one kernel", "two kernels"
@@ -36,6 +38,10 @@ class GemmChain:
     def __init__(self, first: Gemm, second: Gemm):
         self.first, self.second = first, second
         self._bound: dict[tuple, Callable[[], None]] = {}  # launches, by all that they depend on, addresses included
+
+    @property
+    def _specs(self) -> tuple[GemmSpec, GemmSpec]:
+        return self.first.spec, self.second.spec
 
     def __repr__(self) -> str:
         return f"<GemmChain {self.first!r}, then {self.second!r}>"
@@ -107,22 +113,21 @@ class GemmChain:
             second = tuple(given.get(f"then[{i}]", x) for i, x in enumerate(then))
             d = given["out"]
             matrices = tuple(as_matrix(arrays.describe(given[name], name)) for name in ("a", "b", "c", "out"))
-            if (groups := _groups(self, *matrices)) is not None:
+            if (groups := groups_of(*self._specs, *matrices)) is not None:
                 kernel = chain_group_kernel(
                     self.first.spec.steps, self.second.spec.steps, groups, _batched(first), _batched(second)
                 )
-                configured, values = _configured(self, kernel, groups, matrices, alpha, d, first, second, stream)
-                configured(*values)
+                prepared, values = configured(self._specs, kernel, groups, matrices, alpha, d, first, second, stream)
+                prepared(*values)
                 if key is not None and d is result:
-                    self._remember(key, configured.bind(*values))
+                    self._remember(key, prepared.bind(*values))
                 return
             batch = d.shape[0] if len(d.shape) == 3 else 1
-            kernel = compiled(
-                self,
-                _tiling(self, left, right, last, as_matrix(arrays.describe(d, "out"))),
-                _batched(first),
-                _batched(second),
-            )
+            kernel = chain_kernel(
+                self.first.spec.steps, self.second.spec.steps,
+                tiling_of(*self._specs, left, right, last, as_matrix(arrays.describe(d, "out"))),
+                _batched(first), _batched(second),
+            )  # fmt: skip
             grid = (-(-left.rows // tensor.TILE), batch)
             views = [batched_view(x, batch) for x in (given["a"], given["b"], given["c"], d)]
             kernel[grid, tensor.THREADS, stream, chain.shared_bytes(right.columns)](
@@ -131,6 +136,26 @@ class GemmChain:
 
         arrays.run_where_kernels_live({**inputs, "out": result}, launch, ("out",))
         return result
+
+    def image_sources(
+        self, columns: int | None = None, batched: tuple[bool, bool, bool] = (False, False, False)
+    ) -> dict[str, tuple]:
+        """Kernels of this chain for ``devkernels build``, by file name, for the target that is compiled for.
+
+        Parameters
+        ----------
+        columns : int
+            Those of the matrix in between: the one kernel is made for a number of them.
+        batched : tuple of bool, optional
+            Which of a, b and c have a batch axis (of more than one).
+
+        Raises
+        ------
+        SpecError
+            `columns` are missing, or `batched` is not understood.
+        """
+        fused = self._route(columns).path == FUSED
+        return gemm_chain_images.image_sources(self.first, self.second, fused, columns, batched)
 
     def __reduce__(self):
         return GemmChain, (self.first, self.second)
@@ -167,78 +192,6 @@ def _stand_in(a: Any, left: Matrix, right: Matrix, batch: int | None) -> Any:
     if arrays.library(a, "a") == "torch":
         return one.expand(shape)
     return (np if isinstance(one, np.ndarray) else sys.modules["cupy"]).broadcast_to(one, shape)
-
-
-def _tiling(plan: GemmChain, a: Matrix, b: Matrix, c: Matrix, d: Matrix) -> chain.ChainTiling:
-    def wide(x: Matrix) -> bool:
-        return x.along_rows is True and x.columns % 8 == 0 and x.aligned()
-
-    matrices = (a, b, c)
-    return chain.ChainTiling(
-        plan.first.spec.a_dtype, plan.second.spec.out_dtype, b.columns,
-        tuple(x.along_rows is not False for x in matrices), tuple(map(wide, matrices)), wide_rows(d),
-    )  # fmt: skip
-
-
-def compiled(plan: GemmChain, tiling: chain.ChainTiling, first: tuple, second: tuple) -> Kernel:
-    """The one kernel; `first` and `second` say which operands of the epilogues have a batch axis."""
-    return chain_kernel(plan.first.spec.steps, plan.second.spec.steps, tiling, first, second)
-
-
-def _groups(plan: GemmChain, a: Matrix, b: Matrix, c: Matrix, d: Matrix) -> chain_groups.GroupChain | None:
-    """How warpgroups do it; None where they cannot, or tensor copies cannot read the operands."""
-    here = target.current_target()
-    fitting = all(x.along_rows is not None and x.aligned() and x.pitch > 0 and x.strides[0] >= 0 for x in (a, b, c))
-    if here.major != 9 or not fitting or plan.second.spec.out_dtype not in ("float16", "bfloat16", "float32"):
-        return None
-    if max(a.rows, a.columns, b.columns, c.columns) > 2**31 - 512 or d.batch > 65535:
-        return None
-    pair = 2 * d.itemsize
-    return chain_groups.GroupChain(
-        plan.first.spec.a_dtype, plan.second.spec.out_dtype, b.columns,
-        (not a.along_rows, bool(b.along_rows), bool(c.along_rows)), tuple(x.batch > 1 for x in (a, b, c)),
-        chain_groups.stages_for(b.columns, here.max_shared_bytes),
-        d.along_rows is True and d.columns % 2 == 0 and d.aligned(pair),
-    )  # fmt: skip
-
-
-def _configured(
-    plan: GemmChain, kernel: Kernel, t: chain_groups.GroupChain, matrices: tuple[Matrix, ...], alpha: float, d: Any,
-    first: tuple, second: tuple, stream: Any,
-) -> tuple[Any, tuple]:  # fmt: skip
-    """The launch of the kernel by warpgroups, and its arguments."""
-    a, b, c, result = matrices
-    maps = (0,) * warpgroup.PAD_WORDS
-    for x, turned in zip((a, b, c), t.turned, strict=True):
-        maps += tensor_map_of(x, turned, chain_groups.DEPTH, chain_groups.ROWS)
-    values = (
-        maps, result.rows, result.columns, -(-a.columns // chain_groups.DEPTH), np.float32(alpha),
-        batched_view(d, result.batch), numbers(plan.first.spec, first), numbers(plan.second.spec, second),
-    )  # fmt: skip
-    check_maps(kernel, values)
-    grid = (-(-result.rows // chain_groups.ROWS), result.batch)
-    return kernel[grid, chain_groups.THREADS, stream, t.shared_bytes], values
-
-
-@lazy_kernel
-def chain_group_kernel(
-    first_steps: tuple[Step, ...], second_steps: tuple[Step, ...], tiling: chain_groups.GroupChain, first: tuple,
-    second: tuple,
-) -> Kernel:  # fmt: skip
-    """The same by warpgroups; see `chain_groups.make_kernel`."""
-    ends = element_function(first_steps, np.float32, first), element_function(second_steps, np.float32, second)
-    options = Options(launch_bounds=chain_groups.THREADS, arch_specific=True)
-    return Kernel(chain_groups.make_kernel(tiling, *ends), options)
-
-
-@lazy_kernel
-def chain_kernel(
-    first_steps: tuple[Step, ...], second_steps: tuple[Step, ...], tiling: chain.ChainTiling, first: tuple,
-    second: tuple,
-) -> Kernel:  # fmt: skip
-    """The one kernel of two products with these epilogues; see `chain.make_kernel`."""
-    ends = element_function(first_steps, np.float32, first), element_function(second_steps, np.float32, second)
-    return Kernel(chain.make_kernel(tiling, *ends), Options(launch_bounds=tensor.THREADS))
 
 
 def make_gemm_chain(

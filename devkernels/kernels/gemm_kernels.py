@@ -169,17 +169,23 @@ def staged_kernel(spec: GemmSpec, tiling: staged.StagedTiling, batched: tuple[bo
 
 
 def _tensor(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any) -> Prepared:
-    def wide(x: Matrix) -> bool:
-        return x.along_rows is True and x.columns % 8 == 0 and x.aligned()
-
-    tiling = tensor.TensorTiling(
-        TENSOR_DTYPES[spec.a_dtype], spec.out_dtype, a.along_rows is not False, b.along_rows is not False, wide(a),
-        wide(b), c is not None, wide_rows(d),
-    )  # fmt: skip
+    tiling = tensor_tiling(spec, a, b, d, c is not None)
     batched = tuple(len(getattr(x, "shape", ())) == 3 for x in extra)
     grid = (-(-d.columns // tensor.TILE) * d.batch, -(-d.rows // tensor.TILE))
     launch = tensor_kernel(spec, tiling, batched)[grid, tensor.THREADS, stream]
     return Prepared(launch, three_axes(spec, d.batch))
+
+
+def tensor_tiling(spec: GemmSpec, a: Matrix, b: Matrix, d: Matrix, has_c: bool) -> tensor.TensorTiling:
+    """How the operands lie."""
+
+    def wide(x: Matrix) -> bool:
+        return x.along_rows is True and x.columns % 8 == 0 and x.aligned()
+
+    return tensor.TensorTiling(
+        TENSOR_DTYPES[spec.a_dtype], spec.out_dtype, a.along_rows is not False, b.along_rows is not False, wide(a),
+        wide(b), has_c, wide_rows(d),
+    )  # fmt: skip
 
 
 @lazy_kernel

@@ -172,9 +172,23 @@ class Gemm:
         run.arguments = run.arguments[1]  # the buffer, and none of the arrays
         self._bound[key, mark] = run
 
-    def image_sources(self) -> dict[str, tuple]:
-        """Kernels of this product for ``devkernels build``, by file name; see `gemm_images.image_sources`."""
-        return gemm_images.image_sources(self.spec)
+    def image_sources(self, c: object = None, extra: str | None = None) -> dict[str, tuple]:
+        """Kernels of this product for ``devkernels build``, by file name, for the target that is compiled for.
+
+        Parameters
+        ----------
+        c : bool or dtype, optional
+            Also those that read a c: True for one of the result's dtype, or its dtype.
+        extra : str, optional
+            What a function of yours takes after (acc, row, column), such as ``"float32[::1], float32"``; floating-point
+            numbers have the type in which products are added up, integers are int64.
+
+        Raises
+        ------
+        SpecError
+            `c` or `extra` is not understood.
+        """
+        return gemm_images.image_sources(self.spec, c, extra)
 
 
 def call_key(values: tuple, *others: Any) -> tuple | None:

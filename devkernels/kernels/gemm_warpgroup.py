@@ -27,11 +27,7 @@ def prepare(
     spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tuple, stream: Any, knobs: Knobs = USUAL
 ) -> Prepared:
     """Configure the kernel for checked arrays; see `gemm_kernels.prepare`."""
-    tiling = warpgroup.Tiling(
-        kind=spec.kind, a_turned=not a.along_rows, b_turned=bool(b.along_rows),
-        a_batched=a.batch > 1, b_batched=b.batch > 1, to_float=spec.kind == "s8" and not spec.whole,
-        stages=warpgroup.Tiling.stages_for(spec.steps, c is not None),
-    )  # fmt: skip
+    tiling = tiling_for(spec, a, b, c is not None)
     blocks = driver.multiprocessors(driver.current_device())
     tiling = knobs.of(replace(tiling, **dict(zip(("rows", "columns"), tile_for(d, blocks), strict=True))))
     end = finish_for(spec, d, None if c is None else as_matrix(arrays.describe(c, "c")), extra)
@@ -51,6 +47,15 @@ def prepare(
         return (maps, rows, columns, steps, batch, alpha, beta, c, d, numbers(spec, extra))
 
     return Prepared(launch, arrange, lambda values: check_maps(kernel, values))
+
+
+def tiling_for(spec: GemmSpec, a: Matrix, b: Matrix, has_c: bool) -> warpgroup.Tiling:
+    """How the work is cut, but for the size of tiles."""
+    return warpgroup.Tiling(
+        kind=spec.kind, a_turned=not a.along_rows, b_turned=bool(b.along_rows),
+        a_batched=a.batch > 1, b_batched=b.batch > 1, to_float=spec.kind == "s8" and not spec.whole,
+        stages=warpgroup.Tiling.stages_for(spec.steps, has_c),
+    )  # fmt: skip
 
 
 # Tiles, and the time of one beside a tile of 128 x 128: what is loaded for each product grows as tiles get smaller.

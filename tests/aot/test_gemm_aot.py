@@ -5,7 +5,7 @@ import pytest
 import devkernels
 from devkernels.compiler import elf
 from devkernels.compiler.image import Parameter
-from devkernels.kernels import gemm_chain, gemm_kernels
+from devkernels.kernels import gemm_chain_kernels, gemm_kernels
 from devkernels.matrix import chain, chain_groups, packed, small, staged, tensor, warpgroup
 from tests.sass import Sass
 
@@ -155,7 +155,11 @@ def test_chain_in_one_kernel():
     matrices = (Parameter(n, "array", "float16", 3, "A") for n in "abcd")
     extra = (Parameter(n, "tuple", items=()) for n in ("first_extra", "second_extra"))
     signature = (*matrices, Parameter("alpha", "scalar", "float32"), *extra)
-    image = devkernels.compile(gemm_chain.compiled(plan, tiling, (), ()), signature, "sm_90")
+    image = devkernels.compile(
+        gemm_chain_kernels.chain_kernel(plan.first.spec.steps, plan.second.spec.steps, tiling, (), ()),
+        signature,
+        "sm_90",
+    )
     sass = Sass(image)
     assert sass.count("HMMA") == 64
     assert sass.spills == 0
@@ -169,7 +173,7 @@ def test_chain_by_warpgroups():
         "float16", "float16", 512, (False, True, True), (False,) * 3, chain_groups.stages_for(512, 232448), True
     )
     steps = devkernels.make_gemm("float16", epilogue="gelu_tanh").spec.steps
-    kernel = gemm_chain.chain_group_kernel(steps, (), tiling, (), ())
+    kernel = gemm_chain_kernels.chain_group_kernel(steps, (), tiling, (), ())
     words = Parameter("maps", "tuple", items=(Parameter("", "scalar", "int64"),) * chain_groups.MAP_WORDS)
     signature = (
         words, *(Parameter(n, "scalar", "int64") for n in ("rows", "columns", "steps")),

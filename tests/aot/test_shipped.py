@@ -22,16 +22,18 @@ class Blocker:
             raise ImportError(name + " is blocked")
 
 sys.meta_path.insert(0, Blocker())
+sys.path.insert(0, sys.argv[1] + "/..")
 import numpy as np
 import devkernels
 import devkernels.cache
 from devkernels.compiler.image import Parameter
 from devkernels.errors import JitDisabledError
-from devkernels.kernels import arrays, gemm_plan, gemm_warpgroup, lazy_kernel
+from devkernels.kernels import arrays, gemm_chain, gemm_chain_kernels, gemm_plan, gemm_warpgroup, lazy_kernel
+from ready_of_the_test import added, chain
 from devkernels.launch import driver
 from devkernels.target import Target
 
-assert devkernels.use_images(sys.argv[1]) == 16
+assert devkernels.use_images(sys.argv[1]) == 38
 asked = []
 
 
@@ -56,11 +58,13 @@ lazy_kernel.LazyKernel.launcher = image
 lazy_kernel.LazyKernel.__getitem__ = lambda kernel, key: lambda *values: image(kernel, values)
 arrays.run_where_kernels_live = lambda named, run, *_: run(**named)
 here = types.SimpleNamespace(kind="neither a GPU nor ahead of time", reason="")
-gemm_plan.target = types.SimpleNamespace(
+gemm_plan.target = gemm_chain.target = types.SimpleNamespace(
     home=lambda: here, simulating=lambda: False, current_target=lambda: Target(9, 0)
 )
 driver.multiprocessors, driver.current_device = lambda device: 132, lambda: 0
-gemm_warpgroup.tensor_map_of = lambda *_: (0,) * 16  # tensor maps come from the driver
+gemm_chain_kernels.check_maps = lambda *_: None
+no_map = (0,) * 16  # tensor maps come from the driver
+gemm_warpgroup.tensor_map_of = gemm_chain_kernels.tensor_map_of = lambda *_: no_map
 
 
 def rows(*shape, dtype="float32"):
@@ -96,8 +100,19 @@ assert set(kernels(lambda: g(half(256, 128), half(128, 64), extra=(bias,)))) == 
 assert set(kernels(lambda: g(half(256, 128), half(64, 128).T, extra=(bias,)))) == {"warpgroup_kernel"}
 assert kernels(lambda: devkernels.gemm(rows(2048, 1280), rows(1280, 2048))) == ["staged_kernel"]
 assert kernels(lambda: devkernels.gemm(rows(2048, 128), rows(2048, 128).T)) == ["staged_kernel"]
+assert kernels(lambda: devkernels.gemm(rows(64, 32), rows(32, 64))) == ["staged_kernel"]  # few tiles: small ones
+one = {"warpgroup_kernel"}
+g = devkernels.make_gemm("float16", epilogue="residual")
+for b in (half(128, 64), half(64, 128).T):  # with and without c, whose dtype is another one
+    assert set(kernels(lambda: g(half(256, 128), b, extra=(half(256, 64),)))) == one
+    assert set(kernels(lambda: g(half(256, 128), b, rows(256, 64), beta=2.0, extra=(half(256, 64),)))) == one
+g = devkernels.make_gemm("float32", epilogue=added)
+assert kernels(lambda: g(rows(256, 128), rows(128, 64), extra=(rows(256), 0.5))) == ["staged_kernel"]
+for b, c in ((half(64, 256), half(256, 32)), (half(256, 64).T, half(32, 256).T)):
+    assert kernels(lambda: chain()(half(512, 64), b, c, extra=(half(256),))) == ["chain_group_kernel"]
 
 missing = {
+    "chain_group_kernel": lambda: chain()(half(512, 64), half(64, 128), half(128, 32), extra=(half(128),)),
     "order_kernel": lambda: devkernels.spectral_filter(wave(5, 128), wave(128)),
     "filter_kernel": lambda: devkernels.fftconvolve(rows(4, 512), rows(512), "causal"),
     "staged_kernel": lambda: devkernels.gemm(rows(8, 8, dtype="float64"), rows(8, 8, dtype="float64")),
@@ -119,7 +134,7 @@ print("fine")
 def images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shipped")
     (folder / "ready_of_the_test.py").write_text(READY)
-    names = [f"ready_of_the_test:{name}" for name in ("filters", "causal", "product", "plain")]
+    names = [f"ready_of_the_test:{name}" for name in ("filters", "causal", "product", "plain", "products")]
     result = run(folder, "-m", "devkernels.compiler.cli", "build", *names, "--target", "sm_90", "-o", "images")
     assert result.returncode == 0, result.stderr
     return folder / "images"
@@ -144,8 +159,8 @@ def test_the_command_tells_ready_kernels(images):
     assert "filter_rows(x: 2-D complex64 array in C order, ordered: 1-D complex64 array" in told.stdout
 
 
-def test_without_images_and_compilers_the_error_says_what_to_install(tmp_path):
-    code = CALLS.replace("assert devkernels.use_images(sys.argv[1]) == 16\n", "")
-    result = run(tmp_path, "-c", code)
+def test_without_images_and_compilers_the_error_says_what_to_install(images, tmp_path):
+    code = CALLS.replace("assert devkernels.use_images(sys.argv[1]) == 38\n", "")
+    result = run(tmp_path, "-c", code, str(images))
     assert "MissingDependencyError: kernel order_filter(" in result.stderr
     assert "Install devkernels[cu12], [cu13] or [aot], or bring it as an image" in result.stderr
