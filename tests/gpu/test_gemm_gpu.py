@@ -423,6 +423,20 @@ def test_batches_of_chains_by_warpgroups(rng):
     assert tolerance.relative_error(got, want) < 2.0**-10
 
 
+@hopper
+@pytest.mark.parametrize("batch", [(), (128,)])
+def test_chain_of_many_wide_rows(batch, rng):
+    """Two kernels are faster there, and are taken."""
+    m = 128 if batch else 16384
+    a, b, c = (cupy.asarray(rng.integers(-1, 2, s), "f2") for s in ((*batch, m, 64), (64, 512), (512, 512)))
+    chain = devkernels.make_gemm_chain("float16", first="relu", out_dtype="float32")
+    assert "faster by themselves" in chain.describe(512, 512, 16384)
+    assert "one kernel" in chain.describe(512, 512, 8192)
+    out = cupy.full((*batch, m, 512), cupy.nan, "f4")
+    chain(a, b, c, out=out)
+    assert bool(cupy.array_equal(out, cupy.maximum(a.astype("f4") @ b.astype("f4"), 0) @ c.astype("f4")))
+
+
 def test_chain_of_batches(rng):
     """Scores times values: a batch of both, and one c for all."""
     a, b, c = (cupy.asarray(integers(rng, s, "f2")) for s in ((3, 150, 32), (3, 32, 96), (3, 96, 64)))
