@@ -16,7 +16,8 @@ from devkernels.checks import whole_number
 from devkernels.device.inline import device_function
 from devkernels.device.shape import Dim3, Launch
 from devkernels.engine import choose, emit, index, spectrum
-from devkernels.engine.plan import BlockPlan, make_plan
+from devkernels.engine.plan import BlockPlan
+from devkernels.engine.plan_search import make_plan
 from devkernels.errors import SpecError
 
 

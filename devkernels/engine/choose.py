@@ -12,7 +12,8 @@ import math
 from dataclasses import dataclass
 
 from devkernels.engine import index, networks
-from devkernels.engine.plan import BlockPlan, make_plan
+from devkernels.engine.plan import BlockPlan
+from devkernels.engine.plan_search import make_plan
 from devkernels.errors import SpecError, UnsupportedSizeError
 from devkernels.target import Target, current_target
 

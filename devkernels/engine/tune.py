@@ -17,7 +17,7 @@ from devkernels import cache
 from devkernels.canonical import digest
 from devkernels.engine import choose
 from devkernels.engine.choose import Choice
-from devkernels.engine.plan import make_plan
+from devkernels.engine.plan_search import make_plan
 from devkernels.errors import DevkernelsError, MissingDependencyError, SpecError, TargetError, UnsupportedSizeError
 from devkernels.target import Target, current_target, home
 

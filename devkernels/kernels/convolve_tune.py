@@ -19,7 +19,7 @@ from devkernels import cache
 from devkernels.canonical import digest
 from devkernels.engine import choose, tune
 from devkernels.engine.choose import Choice
-from devkernels.engine.plan import make_plan
+from devkernels.engine.plan_search import make_plan
 from devkernels.errors import MissingDependencyError, SpecError, TargetError
 from devkernels.kernels import convolve_plan
 from devkernels.kernels.convolve_plan import COMPUTE, RowPlan, word_bytes

@@ -5,7 +5,7 @@ import pytest
 
 from devkernels.engine import choose, tune
 from devkernels.engine.block_fft import block_fft
-from devkernels.engine.plan import make_plan
+from devkernels.engine.plan_search import make_plan
 from devkernels.errors import SpecError
 from devkernels.kernels import convolve_plan
 from devkernels.kernels.convolver import FFTConvolve

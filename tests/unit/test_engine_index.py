@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from devkernels.engine import emit, index, networks
-from devkernels.engine.plan import bank_passes, make_plan
+from devkernels.engine.plan_search import bank_passes, make_plan
 from devkernels.errors import SpecError
 
 
