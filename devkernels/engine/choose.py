@@ -50,6 +50,7 @@ TUNED: dict[str, dict[tuple[int, int], Choice]] = {"sm_90": {
     (512, 8): Choice((16, 32), 32, 8, 112, pairs=True, neighbours=True),
     (768, 8): Choice((12, 8, 8), 24, 1, 96, True),
     (960, 8): Choice((20, 12, 4), 60, 4, 168),
+    (1000, 8): Choice((10, 10, 10), 10, 2, 56),
     (1024, 8): Choice((32, 32), 32, 4, 128),
     (1152, 8): Choice((12, 12, 8), 24, 2, 96),
     (1280, 8): Choice((20, 8, 8), 40, 1, 128),

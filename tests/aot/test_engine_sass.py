@@ -78,6 +78,18 @@ def test_complex64_kernels(size, tmp_path):
     assert sum(counts.values()) - counts["NOP"] <= arithmetic + (4 * exchanges + 4) * elements + 150
 
 
+def test_few_elements_per_thread_under_a_low_limit(tmp_path):
+    """Rows of 1000: three stages of ten elements in 56 registers, in the plain and in the causal kernel."""
+    causal = block_fft(1000, frequency_offset=-0.25, real_input=True)
+    kernel = convolve_rows.linear_kernel(causal, convolve_rows.Rows("float32", "channels", False), True, False)
+    signature = types.void(types.float32[::1], types.complex64[::1], types.float32[::1], *[INTEGER] * 9)
+    for fft, image in (circular(1000), (causal, kernel.compile(signature, "sm_90"))):
+        counts = instructions(image, tmp_path)
+        assert image.registers <= fft.max_registers == 56
+        assert image.local_bytes == total(counts, "LDL") == total(counts, "STL") == 0
+        assert through_shared(counts, "LDS") == through_shared(counts, "STS") == 4 * fft.elements_per_thread
+
+
 def test_streamed_rows_pass_the_first_cache_by(tmp_path):
     fft = dataclasses.replace(block_fft(64), streamed=True)
     kernel = convolve_rows.circular_kernel(fft, convolve_rows.Rows("complex64", "one", False))
