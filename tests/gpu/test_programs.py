@@ -388,6 +388,9 @@ SHIPPED = (
 import cupy as cp, numpy as np, devkernels
 from devkernels import cache, reference
 
+sys.path.insert(0, sys.argv[1] + "/..")
+from ready_of_the_test import added, chain  # an image with a function of the user's is found by the function's text
+
 devkernels.use_images(sys.argv[1])
 rng = np.random.default_rng()
 
@@ -417,6 +420,29 @@ for b in (real(128, 64, dtype=np.float16), real(64, 128, dtype=np.float16).T):
     assert error(product()(cp.asarray(a), there, extra=(cp.asarray(bias),)), sums / (1 + np.exp(-sums))) < 2e-3
 a, b = real(2048, 1280), real(1280, 2048)
 assert error(plain()(cp.asarray(a), cp.asarray(b)), a.astype(float) @ b.astype(float)) < 1e-6
+a, b = real(64, 32), real(32, 64)  # few tiles
+assert error(plain()(cp.asarray(a), cp.asarray(b)), a.astype(float) @ b.astype(float)) < 1e-6
+
+def half(*shape):
+    return real(*shape, dtype=np.float16)
+
+def there(x):
+    return cp.asarray(x) if x.flags.c_contiguous else cp.asarray(x.T).T
+
+g, r, c = devkernels.make_gemm("float16", epilogue="residual"), half(256, 64), real(256, 64)
+for a, b in ((half(256, 128), half(128, 64)), (half(256, 128), half(64, 128).T)):
+    want = a.astype(float) @ b.astype(float) + r
+    assert error(g(cp.asarray(a), there(b), extra=(cp.asarray(r),)), want) < 2e-3
+    assert error(g(cp.asarray(a), there(b), cp.asarray(c), beta=2.0, extra=(cp.asarray(r),)), want + 2.0 * c) < 2e-3
+a, b, weights = real(256, 128), real(128, 64), real(256)
+got = devkernels.make_gemm("float32", epilogue=added)(cp.asarray(a), cp.asarray(b), extra=(cp.asarray(weights), 0.5))
+assert error(got, (a.astype(float) @ b.astype(float)) * weights[:, None] + 0.5) < 1e-6
+a, bias = half(512, 64), half(256)
+for b, c in ((half(64, 256), half(256, 32)), (half(256, 64).T, half(32, 256).T)):
+    b, c = (x / np.float16(8) for x in (b, c))
+    sums = a.astype(float) @ b.astype(float) + bias
+    want = (sums / (1 + np.exp(-sums))).astype(np.float16).astype(float) @ c.astype(float)
+    assert error(chain()(cp.asarray(a), there(b), there(c), extra=(cp.asarray(bias),)), want) < 3e-3
 print(cache.counts()["builds"], *[name for name in ("numba", "llvmlite", "nvmath") if name in sys.modules])
 """
 )
@@ -425,7 +451,7 @@ print(cache.counts()["builds"], *[name for name in ("numba", "llvmlite", "nvmath
 def test_ready_kernels_from_images_in_a_process_without_any_compiler(tmp_path):
     """What a library ships: images that its own factories made, no compiler, compiling forbidden, an empty cache."""
     (tmp_path / "ready_of_the_test.py").write_text(READY)
-    names = [f"ready_of_the_test:{name}" for name in ("filters", "causal", "product", "plain")]
+    names = [f"ready_of_the_test:{name}" for name in ("filters", "causal", "product", "plain", "products")]
     build = ["-m", "devkernels.compiler.cli", "build", *names, "--quiet", "-o", str(tmp_path / "images"),
              "--target", str(driver.architecture(0))]  # fmt: skip
     built = subprocess.run(
