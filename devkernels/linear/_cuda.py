@@ -152,8 +152,9 @@ class Launch(dict):
     def __init__(self, name: str, device: int, function: int, grid: tuple[int, int], block: tuple[int, int],
                  shared_bytes: int, places: list[int]):  # fmt: skip
         super().__init__()
-        self._name, self._device, self._dimensions = name, device, (*grid, 1, *block, 1)
-        self._shared_bytes, self._memory = shared_bytes, (ctypes.c_void_p * len(places))(*places)
+        self._name, self._device = name, device
+        self.function, self.dimensions, self.shared_bytes = function, (*grid, 1, *block, 1), shared_bytes
+        self._memory = (ctypes.c_void_p * len(places))(*places)
         word = ctypes.c_void_p.from_param
         self._function, self._null = word(function), word(0)
         self._parameters, self._call = word(ctypes.addressof(self._memory)), library().cuLaunchKernelEx
@@ -161,7 +162,7 @@ class Launch(dict):
     def __missing__(self, stream: int) -> object:
         if len(self) >= 1024:  # streams that are gone
             self.clear()
-        made = _Configuration((ctypes.c_uint * 6)(*self._dimensions), self._shared_bytes, stream, None, 0)
+        made = _Configuration((ctypes.c_uint * 6)(*self.dimensions), self.shared_bytes, stream, None, 0)
         made = self[stream] = ctypes.byref(made)
         return made
 

@@ -73,6 +73,8 @@ class GeluForward:
             "gelu_forward", device, kernel, (clusters * cluster, 1), (_THREADS, 1), shared_bytes(), places
         )
         self._lock = threading.Lock()
+        self.laid_out = ((self._x, "x"), (self._w, "weight"), (self._y, "y"), (self._slope, "kept"), "bias",
+                         tokens, features, width)  # fmt: skip
 
     def launch(self, x: int, weight: int, c: int, out: int, bias: int, slope: int, stream: int) -> None:
         """Run on pointers, multiples of 16, as a planned product of cuBLASLt does; there is no `c`; `bias` may be 0."""

@@ -54,7 +54,7 @@ def _function(arrays: Arrays, device: int, number: int, vector: int, kind: int, 
     return _cuda.load(arrays, device, code, "activation_backward")
 
 
-def _counter(arrays: Arrays, device: int, stream: int) -> int:
+def counters(arrays: Arrays, device: int, stream: int) -> int:
     """Pointer to zeroed counters of a stream; every launch leaves them zero."""
     key = (arrays.name, device, stream)
     found = _counters.get(key)
@@ -102,17 +102,19 @@ class ActivationBackward:
         places = [ctypes.addressof(value) for value in self._values]
         self._launch = _cuda.Launch("activation_backward", device, kernel, grid, (lanes, tall), 0, places)
         self._lock = threading.Lock()
+        shared = ("work", "counters") if self._several else (0, 0)
+        self.laid_out = ("dy", "kept", "dz", "db", *shared, rows, columns, kept_ld, per_block)
 
     def launch(self, dy: int, kept: int, dz: int, db: int, stream: int) -> None:
         """Run on pointers; `db` 0 leaves the sum out."""
-        partial = counters = 0
+        partial = zeroed = 0
         if db and self._several:
             partial = _workspace.spaces(self._arrays, self._device).get(stream)
             if partial is None:
                 partial, memory = _workspace.reserve(self._arrays, self._device, stream)
                 del memory
-            counters = _counter(self._arrays, self._device, stream)
+            zeroed = counters(self._arrays, self._device, stream)
         v = self._values
         with self._lock:
-            v[0].value, v[1].value, v[2].value, v[3].value, v[4].value, v[5].value = dy, kept, dz, db, partial, counters
+            v[0].value, v[1].value, v[2].value, v[3].value, v[4].value, v[5].value = dy, kept, dz, db, partial, zeroed
             self._launch.on(stream)

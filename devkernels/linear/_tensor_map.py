@@ -35,9 +35,15 @@ class Map:
         self.place = ctypes.addressof(self._memory) + -ctypes.addressof(self._memory) % 64
         self._sizes, self._strides = (u64 * rank)(*sizes), (u64 * len(strides))(*strides)
         self._box, self._ones = (u32 * rank)(*box), (u32 * rank)(*[1] * rank)
-        self._encode = functools.partial(_encoder(), pointer(self.place), _TYPES[dtype], rank)
+        self._kind, self._swizzle = _TYPES[dtype], swizzle
+        self._encode = functools.partial(_encoder(), pointer(self.place), self._kind, rank)
         self._rest = self._sizes, self._strides, self._box, self._ones, 0, swizzle, _L2_256, 0
         self._device, self._pointer = device, 0
+
+    def words(self) -> tuple[int, ...]:
+        """All that the driver is told but the pointer, as native/launches.h reads it."""
+        encode = ctypes.cast(_encoder(), ctypes.c_void_p).value
+        return (encode, self._kind, len(self._sizes), *self._sizes, *self._strides, *self._box, self._swizzle, _L2_256)
 
     def at(self, pointer: int) -> None:
         """Let it describe a matrix that lies there."""

@@ -89,6 +89,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | Non
     """Differentiable `fused_linear`."""
     if _transforming is None or _transforming():
         return LinearFunction.apply(x, weight, bias, activation)
+    training = known(weight, activation)
+    if training is not None and training.native is not None:
+        y = training.native(x, weight, bias)
+        if y is not None:
+            return y
     return _apply_linear(x, weight, bias, activation)
 
 

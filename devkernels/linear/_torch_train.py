@@ -11,15 +11,18 @@ from torch import Tensor
 from devkernels.linear import _torch_run as raw
 from devkernels.linear._torch_kept import kind_of, on_gpu
 from devkernels.linear._torch_look import Learned, Look, look_of
+from devkernels.linear._torch_program import plan
 
 
 class Training(Look):
     """The planned forward product for tensors of one look, and (once it is known) the backward pass."""
 
-    __slots__ = ("_same", "_step", "_tries")
+    __slots__ = ("_bias_like", "_same", "_step", "_tries", "native")
 
-    def __init__(self, *about):
-        super().__init__(*about)
+    def __init__(self, entry: raw._Entry, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None):
+        super().__init__(entry, x, weight, bias, activation)
+        self.native = None  # both ways in C++ (`_torch_program.plan`), once the way back is known
+        self._bias_like = None if bias is None else (bias.shape, bias.stride())
         self._step: tuple[tuple[bool, ...], raw._Step] | None = None
         self._same, self._tries = None, 0
 
@@ -50,14 +53,20 @@ class Training(Look):
 
     def learn(self, dy: Tensor, x: Tensor, weight: Tensor, kept: Tensor | None, needs: tuple[bool, ...]) -> None:
         """Keep the backward pass for such gradients, where it is a pass and two products on contiguous tensors."""
-        if self._step is not None or self._tries > 2 or not (needs[0] and needs[1]) or not on_gpu(dy):
+        known = self.native if not needs[0] else self._step
+        if known is not None or self._tries > 2 or not needs[1] or not on_gpu(dy):
             return
         self._tries += 1
         kind = None if self.activation is None else kind_of(self.activation, kept)
         step = raw._step_for(dy, x, weight, kept, kind, needs[2])
-        if step is not None:
+        if step is None:
+            return
+        if needs[0]:
             self._same = look_of(dy, x, weight)
             self._step = needs, step
+        if self.native is None:
+            bias = None if self._bias_like is None else weight.new_empty_strided(*self._bias_like)
+            self.native = plan(self.lt, self.new_out, self.new_aux, step, x, weight, bias, self.activation)
 
 
 learned = Learned(Training)

@@ -90,6 +90,8 @@ class WeightGradient:
         kernel, size = _function(arrays, device, dtype, code), shared_bytes(code)
         self._launch = _cuda.Launch("weight_gradient", device, kernel, grid, (_THREADS, 1), size, places)
         self._lock = threading.Lock()
+        self.laid_out = ((self._dy, "dy"), (self._kept, "kept"), (self._x, "x"), (self._dz, "dz"), "db", "dw",
+                         tokens, features, width)  # fmt: skip
 
     def launch(self, dy: int, kept: int, x: int, dz: int, db: int, dw: int, stream: int) -> None:
         """Run on pointers, multiples of 16; `db` 0 leaves the sum out."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 
 from devkernels.errors import MissingDependencyError
 from devkernels.linear.arrays import Arrays
@@ -38,6 +39,7 @@ _handles: dict[int, int] = {}
 _handle_lock = threading.Lock()
 _workspaces: dict[tuple[str, int], dict[int, int]] = {}
 _workspace_memory: list[object] = []
+_release_hooks: list[Callable[[], None]] = []
 
 
 def handle(arrays: Arrays, device: int) -> int:
@@ -67,8 +69,15 @@ def reserve(arrays: Arrays, device: int, stream: int) -> tuple[int, object]:
         return pointer, memory
 
 
+def when_released(forget: Callable[[], None]) -> None:
+    """Have a function called by `release_workspaces`: whoever keeps pointers of them forgets these."""
+    _release_hooks.append(forget)
+
+
 def release_workspaces() -> None:
     """Give all workspaces back. CUDA graphs that were captured with them must not be replayed afterwards."""
+    for forget in _release_hooks:
+        forget()
     with _handle_lock:
         for known in _workspaces.values():
             known.clear()

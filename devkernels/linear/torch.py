@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from devkernels.checks import kind_of
 from devkernels.errors import ArgumentError, ArgumentTypeError, SpecError
+from devkernels.linear import _torch_native, _torch_train
 from devkernels.linear import _torch_ops as ops
 from devkernels.linear import _torch_run as raw
-from devkernels.linear import _torch_train
 from devkernels.linear._torch_graphs import Recording
 from devkernels.linear._torch_kept import forward_code, on_gpu, training_code
 from devkernels.linear._torch_mlp import mlp_backward, mlp_forward
@@ -28,7 +28,7 @@ from devkernels.linear._torch_quick import linear as _linear
 from devkernels.linear.epilog import Epilog
 from devkernels.linear.tune_layer import autotune as tune
 
-__all__ = ["FusedLinear", "FusedMLP", "fused_linear"]
+__all__ = ["FusedLinear", "FusedMLP", "build_extension", "fused_linear"]
 
 _compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -57,6 +57,29 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activati
     if _compiling():
         return _traced(x, weight, bias, activation)
     return _linear(x, weight, bias, activation)
+
+
+def build_extension() -> None:
+    """Build the C++ extension by which layers in training spare the host half of its time; once, about a minute.
+
+    It is kept in devkernels' cache, for this version of torch and of Python, and found there by later processes of
+    their own accord. Without it the same kernels are launched from a Python autograd function. It takes a C++ compiler
+    and ninja (``pip install ninja``); ``devkernels extension`` on the command line does the same.
+
+    Raises
+    ------
+    CompileError
+        There is no compiler or no ninja, or they refuse.
+    JitDisabledError
+        DEVKERNELS_DISABLE_JIT is set, and the extension has not been built before.
+
+    Notes
+    -----
+    `fused_linear` and `FusedLinear` take it from the second call on that looks like the one before; torch.compile,
+    autocast, recorded layers and `FusedMLP` do without.
+    """
+    _torch_native.build()
+    _torch_train.learned.forget()  # what was learned without it
 
 
 def _traced(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:

@@ -1,0 +1,217 @@
+// Launches that were planned in Python: a product of cuBLASLt, or a kernel of this package.
+//
+// in: numbers from Python (handles, addresses of functions, sizes), then a frame of pointers.  out: work on a stream.
+// Nothing here needs CUDA's headers: the functions come as addresses of what the process has loaded already.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <vector>
+
+namespace devkernels {
+
+// What the pointers of a call are; the same names are in _torch_program.py.
+enum Slot { X, WEIGHT, BIAS, Y, KEPT, DY, DZ, DX, DW, DB, WORK, COUNTERS, SLOTS };
+using Frame = std::array<uint64_t, SLOTS>;
+constexpr uint64_t NONE = 255;  // in place of a slot
+
+// Numbers one after another, as Python wrote them.
+class Words {
+ public:
+  explicit Words(std::vector<uint64_t> words) : words_(std::move(words)) {}
+  uint64_t next() { return words_.at(at_++); }
+  uint64_t slot() {
+    const uint64_t found = next();
+    if (found >= SLOTS && found != NONE) throw std::invalid_argument("there is no such slot");
+    return found;
+  }
+  template <class T>
+  T as() { return reinterpret_cast<T>(next()); }
+  void end() const {
+    if (at_ != words_.size()) throw std::invalid_argument("more words than are read");
+  }
+
+ private:
+  std::vector<uint64_t> words_;
+  size_t at_ = 0;
+};
+
+inline uint64_t pick(const Frame& frame, uint64_t slot) { return slot == NONE ? 0 : frame[slot]; }
+
+class Launch {
+ public:
+  virtual ~Launch() = default;
+  // 0, or the library's error, of which nothing has been launched.
+  virtual int run(const Frame& frame, void* stream) = 0;
+  virtual bool uses(Slot slot) const = 0;
+  uint64_t needed = 7;  // by which gradients: 1 the input's, 2 the weight's, 4 the bias's
+};
+
+// cublasLtMatmul with a descriptor of its own, which is written only where a pointer differs from the last call's.
+class Product final : public Launch {
+ public:
+  explicit Product(Words& words) {
+    matmul_ = words.as<Matmul>();
+    set_ = words.as<Set>();
+    for (void** one : {&handle_, &descriptor_, &alpha_, &beta_, &a_layout_, &b_layout_, &c_layout_, &d_layout_, &algorithm_})
+      *one = words.as<void*>();
+    workspace_ = words.next();
+    for (uint64_t* one : {&a_, &b_, &out_, &side_, &aux_}) *one = words.slot();
+  }
+
+  int run(const Frame& frame, void* stream) override {
+    const uint64_t side = pick(frame, side_), aux = pick(frame, aux_);
+    std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+    if (side || aux) lock.lock();  // no other thread may write the descriptor between this and the launch
+    int error = write(BIAS_POINTER, side, &held_side_);
+    if (!error) error = write(AUX_POINTER, aux, &held_aux_);
+    if (error) return error;
+    // cuBLASLt is column-major: its A is the caller's b.
+    return matmul_(handle_, descriptor_, alpha_, address(frame, b_), b_layout_, address(frame, a_), a_layout_, beta_,
+                   nullptr, c_layout_, address(frame, out_), d_layout_, algorithm_,
+                   workspace_ ? address(frame, WORK) : nullptr, workspace_, stream);
+  }
+
+  bool uses(Slot slot) const override {
+    if (slot == WORK) return workspace_ != 0;
+    return slot == a_ || slot == b_ || slot == out_ || slot == side_ || slot == aux_;
+  }
+
+ private:
+  using Matmul = int (*)(void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*,
+                         void*, void*, void*, const void*, void*, size_t, void*);
+  using Set = int (*)(void*, int, const void*, size_t);
+  static constexpr int BIAS_POINTER = 8, AUX_POINTER = 11;  // cublasLtMatmulDescAttributes_t
+
+  static void* address(const Frame& frame, uint64_t slot) { return reinterpret_cast<void*>(pick(frame, slot)); }
+
+  int write(int attribute, uint64_t value, uint64_t* held) {
+    if (!value || value == *held) return 0;
+    *held = 0;
+    const int error = set_(descriptor_, attribute, &value, sizeof value);
+    if (!error) *held = value;
+    return error;
+  }
+
+  Matmul matmul_;
+  Set set_;
+  void *handle_, *descriptor_, *alpha_, *beta_, *a_layout_, *b_layout_, *c_layout_, *d_layout_, *algorithm_;
+  uint64_t workspace_, a_, b_, out_, side_, aux_;
+  uint64_t held_side_ = 0, held_aux_ = 0;
+  std::mutex mutex_;
+};
+
+// One parameter of a kernel: a pointer, a number that stays, or a tensor map (CUtensorMap) of a matrix at a pointer.
+class Parameter {
+ public:
+  enum Kind : uint64_t { POINTER, NUMBER, MAP };
+
+  explicit Parameter(Words& words) : kind_(words.next()) {
+    if (kind_ == NUMBER) {
+      value_ = words.next();
+      return;
+    }
+    slot_ = words.slot();
+    if (kind_ != MAP) return;
+    encode_ = words.as<Encode>();
+    type_ = static_cast<int>(words.next());
+    rank_ = words.next();
+    if (rank_ < 1 || rank_ > 5) throw std::invalid_argument("a tensor map has 1 to 5 axes");
+    for (uint64_t i = 0; i < rank_; i++) sizes_[i] = words.next();
+    for (uint64_t i = 0; i + 1 < rank_; i++) strides_[i] = words.next();
+    for (uint64_t i = 0; i < rank_; i++) box_[i] = static_cast<uint32_t>(words.next());
+    swizzle_ = static_cast<int>(words.next());
+    promotion_ = static_cast<int>(words.next());
+  }
+
+  int at(const Frame& frame) {
+    if (kind_ == POINTER) value_ = pick(frame, slot_);
+    if (kind_ != MAP || pick(frame, slot_) == value_) return 0;
+    value_ = 0;
+    const uint64_t pointer = pick(frame, slot_);
+    constexpr uint32_t ones[5] = {1, 1, 1, 1, 1};
+    const int error = encode_(map_.bytes, type_, static_cast<uint32_t>(rank_), reinterpret_cast<void*>(pointer), sizes_,
+                              strides_, box_, ones, 0, swizzle_, promotion_, 0);
+    if (!error) value_ = pointer;
+    return error;
+  }
+
+  void* place() { return kind_ == MAP ? static_cast<void*>(map_.bytes) : static_cast<void*>(&value_); }
+  bool uses(Slot slot) const { return kind_ != NUMBER && slot == slot_; }
+
+ private:
+  using Encode = int (*)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*,
+                         int, int, int, int);
+  struct alignas(64) Map { unsigned char bytes[128] = {}; };
+
+  uint64_t kind_, slot_ = NONE, value_ = 0, rank_ = 0;
+  Encode encode_ = nullptr;
+  int type_ = 0, swizzle_ = 0, promotion_ = 0;
+  uint64_t sizes_[5] = {}, strides_[5] = {};
+  uint32_t box_[5] = {};
+  Map map_;
+};
+
+// cuLaunchKernelEx of one function with parameters laid out once.
+class Kernel final : public Launch {
+ public:
+  explicit Kernel(Words& words) {
+    launch_ = words.as<LaunchEx>();
+    function_ = words.as<void*>();
+    for (unsigned& one : dimensions_) one = static_cast<unsigned>(words.next());
+    shared_bytes_ = static_cast<unsigned>(words.next());
+    const uint64_t count = words.next();
+    for (uint64_t i = 0; i < count; i++) parameters_.push_back(std::make_unique<Parameter>(words));
+    for (auto& one : parameters_) places_.push_back(one->place());
+  }
+
+  int run(const Frame& frame, void* stream) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& one : parameters_)
+      if (const int error = one->at(frame)) return error;
+    Configuration about{};
+    std::memcpy(about.dimensions, dimensions_, sizeof dimensions_);
+    about.shared_bytes = shared_bytes_;
+    about.stream = stream;
+    return launch_(&about, function_, places_.data(), nullptr);
+  }
+
+  bool uses(Slot slot) const override {
+    for (auto& one : parameters_)
+      if (one->uses(slot)) return true;
+    return false;
+  }
+
+ private:
+  struct Configuration {  // CUlaunchConfig
+    unsigned dimensions[6], shared_bytes;
+    void *stream, *attributes;
+    unsigned attribute_count;
+  };
+  using LaunchEx = int (*)(const Configuration*, void*, void**, void**);
+
+  LaunchEx launch_;
+  void* function_;
+  unsigned dimensions_[6], shared_bytes_;
+  std::vector<std::unique_ptr<Parameter>> parameters_;
+  std::vector<void*> places_;
+  std::mutex mutex_;
+};
+
+inline std::vector<std::unique_ptr<Launch>> read_launches(Words& words) {
+  std::vector<std::unique_ptr<Launch>> launches;
+  for (uint64_t count = words.next(); count; count--) {
+    const bool product = words.next() == 0;
+    const uint64_t needed = words.next();
+    if (product) launches.push_back(std::make_unique<Product>(words));
+    else launches.push_back(std::make_unique<Kernel>(words));
+    launches.back()->needed = needed;
+  }
+  return launches;
+}
+
+}  // namespace devkernels
