@@ -54,6 +54,19 @@ class Copies:
             self._parts += [(parts, i) for i in range(len(some))]
         self._lock = threading.Lock()
 
+    def laid_out(self, slots: Sequence[str | int]) -> list[tuple[_cuda.Launch, tuple]]:
+        """Describe the launches for `_torch_program`: each with its one parameter, numbers in a row.
+
+        `slots` are where the pointers of the pieces come from; in the row they stand where `_Part.to` does.
+        """
+        described, words = [], ctypes.sizeof(_Part) // 8
+        for number, launch in enumerate(self._launches):
+            parts = self._parts[number * _PARTS][0]
+            mine = slots[number * _PARTS : (number + 1) * _PARTS]
+            row = (ctypes.c_uint64 * (words * _PARTS)).from_buffer(parts)
+            described.append((launch, (list(row), [(words * i, slot) for i, slot in enumerate(mine)])))
+        return described
+
     def to(self, pointers: Sequence[int], stream: int) -> None:
         """Copy each piece to a place of its own, a multiple of 16."""
         with self._lock:

@@ -21,6 +21,7 @@ from devkernels.linear import _torch_run as raw
 from devkernels.linear._copies import Copies
 from devkernels.linear._cuda import copy_bytes
 from devkernels.linear._torch_look import look_of
+from devkernels.linear._torch_program import REFUSALS, replay
 
 _grad_enabled = torch.is_grad_enabled
 
@@ -34,6 +35,11 @@ def _stream_of_its_own(device: torch.device) -> Iterator[None]:
     with cuda.device(device), cuda.stream(stream):
         yield
     current.wait_stream(stream)
+
+
+def _only_device(x: Tensor) -> int:
+    """Index of the device, where there is one only: it is the current one, and pointers alone will do. Else -1."""
+    return -1 if raw._ARRAYS.several_devices() else x.get_device()
 
 
 class Recording:
@@ -67,16 +73,20 @@ class Recording:
         self._makers, self._copies = (), None
         self.x_pointer, self.dy_pointer = held.data_ptr(), dy.data_ptr()
         self._bytes = held.nbytes, dy.nbytes
-        # Pointers alone will do where there is one device, which is then the current one.
-        self._index = -1 if raw._ARRAYS.several_devices() else x.get_device()
+        self._index = _only_device(x)
         self.there, self.back = there, back  # the graphs and their memory
         if self._index >= 0:
             self._copy_gradients()
+        self._native = None  # all of this in C++ (`_torch_program.replay`)
+        if self._copies is not None and self._wanted:
+            self._native = replay(there, back, x, parameters, held, self.y, dy, self.gradients[1:], self._copies)
         self.turn = 0
         self.waiting: Callable[[], object] | None = None  # the forward pass whose backward pass is still to come
 
     def __call__(self, x: Tensor, parameters: tuple[Tensor, ...]) -> Tensor | None:
         """Result for an input, differentiable; None where the graphs do not fit."""
+        if self._native is not None:
+            return self._native(x, *parameters)
         if not self._wanted or (self.waiting is not None and self.waiting() is not None):
             return None
         if not self._same(x, *parameters) or tuple(p.data_ptr() for p in parameters) != self._pointers:
@@ -149,12 +159,9 @@ class _Replayed(torch.autograd.Function):
 def _go_back(ctx, dy):
     recording, turn, watched, versions = ctx.told
     if turn != recording.turn:
-        raise ArgumentError(
-            "this forward pass was replayed from a CUDA graph, and a later one has overwritten what it left for its "
-            "backward pass; go back before the next forward pass, or train without record()."
-        )
+        raise ArgumentError(REFUSALS[0])
     if [t._version for t in watched] != versions:
-        raise ArgumentError("the input or a parameter of this forward pass was modified before its backward pass.")
+        raise ArgumentError(REFUSALS[1])
     pointer = dy.data_ptr()
     if pointer != recording.dy_pointer:
         recording.take_dy(dy, pointer)

@@ -18,7 +18,7 @@ import torch
 
 from devkernels import cache
 from devkernels.errors import CompileError
-from devkernels.linear import _kernels, _workspace
+from devkernels.linear import _cuda, _kernels, _workspace
 from devkernels.linear.arrays import package
 
 _NAME, _KIND = "devkernels_native", "torch"
@@ -58,7 +58,7 @@ def _load(code: bytes):
         loader = importlib.machinery.ExtensionFileLoader(_NAME, str(path))
         module = importlib.util.module_from_spec(importlib.util.spec_from_loader(_NAME, loader))
         loader.exec_module(module)
-    module.use_places(_places)
+    module.use_places(_places, _cuda.enter)
     _workspace.when_released(module.forget_places)
     return module
 

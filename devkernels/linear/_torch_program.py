@@ -6,25 +6,31 @@ in: a planned forward product and backward pass (`_torch_run`).  out: a plan in 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from devkernels.errors import ArgumentError
+from devkernels.graphs import Replay
 from devkernels.linear import _cuda, _torch_native, _workspace
 from devkernels.linear import _torch_run as raw
+from devkernels.linear._copies import Copies
 from devkernels.linear._cublaslt import LtMatmul
 from devkernels.linear._tensor_map import Map
 
-# Pointers of a call, in the order of native/launches.h.
+# Pointers of a call, in the order of native/plan.h.
 _SLOTS = {name: i for i, name in enumerate(
     ("x", "weight", "bias", "y", "kept", "dy", "dz", "dx", "dw", "db", "work", "counters"))}  # fmt: skip
-_NO_SLOT = 255
-_PRODUCT, _KERNEL = 0, 1
-_POINTER, _NUMBER, _MAP = 0, 1, 2
+_NO_SLOT = (1 << 64) - 1
+_PRODUCT, _KERNEL, _GRAPH, _COPY = 0, 1, 2, 3
+_POINTER, _NUMBER, _MAP, _ROW = 0, 1, 2, 3
 _NOTHING, _RESULT, _OWN = 0, 1, 2
 _ALIGNMENT = 256  # of all pointers: the algorithms are chosen for such
 _INPUT, _WEIGHT, _BIAS = 1, 2, 4  # gradients by which a launch is needed
+_EVERY = _INPUT | _WEIGHT | _BIAS
+# Of a recorded layer: the input and the result's gradient as they come, then the gradients that are made.
+_COMES, _GOES_BACK, _MADE = 0, 1, 2
 
 
 class Program:
@@ -50,39 +56,52 @@ class Program:
                    lt._c, lt._d, ctypes.addressof(lt._algorithm))  # fmt: skip
         self.owners.append(lt._algorithm)  # `use` may put another in its place
         size = _workspace.WORKSPACE_BYTES if lt.workspace_bytes else 0
-        slots = (_NO_SLOT if name is None else _SLOTS[name] for name in (a, b, out, side, aux))
+        slots = (
+            _NO_SLOT if name is None else _SLOTS[name] for name in (a, b, out, side, aux, "work" if size else None)
+        )
         return [_PRODUCT, *_torch_native.functions(), *handles, size, *slots]
 
     def kernel(self, planned) -> list[int]:
         """Describe a kernel of ours: an object with `laid_out` and the launch itself."""
-        launch = planned._launch
         self.owners.append(planned)
-        address = ctypes.cast(_cuda.library().cuLaunchKernelEx, ctypes.c_void_p).value
-        words = [_KERNEL, address, launch.function, *launch.dimensions, launch.shared_bytes, len(planned.laid_out)]
-        for one in planned.laid_out:
-            words += _parameter(one)
-        return words
+        return _kernel(planned._launch, planned.laid_out)
 
 
-def _parameter(one: str | int | tuple[Map, str]) -> Iterable[int]:
+def _address(name: str) -> int:
+    """Address of a function of the driver."""
+    return ctypes.cast(getattr(_cuda.library(), name), ctypes.c_void_p).value
+
+
+def _kernel(launch: _cuda.Launch, parameters: tuple) -> list[int]:
+    words = [_KERNEL, _address("cuLaunchKernelEx"), launch.function, *launch.dimensions, launch.shared_bytes]
+    words.append(len(parameters))
+    for one in parameters:
+        words += _parameter(one)
+    return words
+
+
+def _parameter(one: str | int | tuple) -> Iterable[int]:
+    """A name of a pointer, a number, (tensor map, name of its pointer), or (numbers, pointers among them)."""
     if isinstance(one, str):
         return _POINTER, _SLOTS[one]
     if isinstance(one, int):
         return _NUMBER, one
-    described, name = one
-    return _MAP, _SLOTS[name], *described.words()
+    first, rest = one
+    if isinstance(first, Map):
+        return _MAP, _SLOTS[rest], *first.words()
+    return _ROW, len(first), *first, len(rest), *(number for pair in rest for number in pair)
 
 
 def _backward(program: Program, step: raw._Step) -> None:
     """As `_Step.__call__`."""
     if step.joined is not None:
         program.launches(
-            (_INPUT | _WEIGHT | _BIAS, program.kernel(step.joined)),
+            (_EVERY, program.kernel(step.joined)),
             (_INPUT, program.product(step.input, "dz", "weight", "dx")),
         )
     elif step.through is not None:
         program.launches(
-            (_INPUT | _WEIGHT | _BIAS, program.kernel(step.through)),
+            (_EVERY, program.kernel(step.through)),
             (_INPUT, program.product(step.input, "dz", "weight", "dx")),
             (_WEIGHT, program.product(step.weight, "dz", "x", "dw")),
         )
@@ -118,9 +137,9 @@ def plan(lt, new_out, new_aux, step: raw._Step, x: Tensor, weight: Tensor, bias:
     program.words.append(_ALIGNMENT)
     if isinstance(lt, LtMatmul):
         side = None if bias is None else "bias"
-        program.launches((7, program.product(lt, "x", "weight", "y", side, None if aux is None else "kept")))
+        program.launches((_EVERY, program.product(lt, "x", "weight", "y", side, None if aux is None else "kept")))
     else:
-        program.launches((7, program.kernel(lt)))
+        program.launches((_EVERY, program.kernel(lt)))
     _backward(program, step)
     dz = None if step.through is None else step.new_dz()
     examples = x, weight, bias, y, aux, y, dz, step.new_dx(), step.new_dw(), _made(step.new_db)
@@ -131,3 +150,60 @@ def plan(lt, new_out, new_aux, step: raw._Step, x: Tensor, weight: Tensor, bias:
         return raw.backward(dy, x, weight, kept, activation, tuple(map(bool, needs)))
 
     return native.Plan(tuple(program.words), like, tuple(program.owners), longer).forward
+
+
+# ---------------------------------------------------------------- recorded layers
+
+
+def _refuse(reason: int) -> None:
+    raise ArgumentError(REFUSALS[reason])
+
+
+REFUSALS = (
+    "this forward pass was replayed from a CUDA graph, and a later one has overwritten what it left for its backward "
+    "pass; go back before the next forward pass, or train without record().",
+    "the input or a parameter of this forward pass was modified before its backward pass.",
+)
+
+
+def replay(there: Replay, back: Replay, x: Tensor, parameters: Sequence[Tensor], held: Tensor, y: Tensor, dy: Tensor,
+           gradients: Sequence[Tensor | None], copies: Copies):  # fmt: skip
+    """Return a recording's ``forward(x, *parameters)``, or None where the extension is not there.
+
+    Parameters
+    ----------
+    there, back : Replay
+        The graphs of both passes.
+    x, parameters : Tensor
+        The input as it comes, and what the graphs read besides.
+    held, y, dy : Tensor
+        Where the graphs read the input, write the result, and read its gradient.
+    gradients : sequence of (Tensor or None)
+        Where the second graph writes those of the input and of the parameters.
+    copies : Copies
+        Bring those that are there to memory of their own.
+    """
+    native, executables = _torch_native.extension(), [_executable(graph) for graph in (there, back)]
+    if native is None or None in executables or not x.is_contiguous():
+        return None
+    program = Program()
+    program.owners += [there, back, copies]
+    slots = [_MADE + i for i, gradient in enumerate(gradients) if gradient is not None]
+    steps = (_copy(held, _COMES), _copy(dy, _GOES_BACK))
+    first, second = ((_EVERY, [_GRAPH, _address("cuGraphLaunch"), one]) for one in executables)
+    program.launches((_EVERY, steps[0]), first)
+    program.launches((_EVERY, steps[1]), second,
+                     *((_EVERY, _kernel(launch, (row,))) for launch, row in copies.laid_out(slots)))  # fmt: skip
+    like = (x, dy, y, held, *parameters, *gradients)
+    like = tuple(None if t is None else t.detach() for t in like)
+    return native.Replay(tuple(program.words), like, tuple(program.owners), _refuse).forward
+
+
+def _copy(target: Tensor, slot: int) -> list[int]:
+    return [_COPY, _address("cuMemcpyDtoDAsync_v2"), target.data_ptr(), slot, target.nbytes]
+
+
+def _executable(graph: Replay) -> int | None:
+    """Handle of an instantiated graph, which versions of torch below 2.11 do not tell."""
+    tell = getattr(graph.memory[0], "raw_cuda_graph_exec", None)
+    return None if tell is None else int(tell())

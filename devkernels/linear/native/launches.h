@@ -1,10 +1,9 @@
-// Launches that were planned in Python: a product of cuBLASLt, or a kernel of this package.
+// Launches that were planned in Python: a product of cuBLASLt, a kernel of this package, a CUDA graph, a copy.
 //
 // in: numbers from Python (handles, addresses of functions, sizes), then a frame of pointers.  out: work on a stream.
 // Nothing here needs CUDA's headers: the functions come as addresses of what the process has loaded already.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -14,10 +13,9 @@
 
 namespace devkernels {
 
-// What the pointers of a call are; the same names are in _torch_program.py.
-enum Slot { X, WEIGHT, BIAS, Y, KEPT, DY, DZ, DX, DW, DB, WORK, COUNTERS, SLOTS };
-using Frame = std::array<uint64_t, SLOTS>;
-constexpr uint64_t NONE = 255;  // in place of a slot
+using Frame = const uint64_t*;           // the pointers of a call, each in a slot of its own
+constexpr uint64_t NONE = ~uint64_t{0};  // in place of a slot
+constexpr int NO_CONTEXT = 201;          // CUDA_ERROR_INVALID_CONTEXT: a thread's first launch
 
 // Numbers one after another, as Python wrote them.
 class Words {
@@ -26,7 +24,7 @@ class Words {
   uint64_t next() { return words_.at(at_++); }
   uint64_t slot() {
     const uint64_t found = next();
-    if (found >= SLOTS && found != NONE) throw std::invalid_argument("there is no such slot");
+    if (found >= slots && found != NONE) throw std::invalid_argument("there is no such slot");
     return found;
   }
   template <class T>
@@ -34,21 +32,23 @@ class Words {
   void end() const {
     if (at_ != words_.size()) throw std::invalid_argument("more words than are read");
   }
+  uint64_t slots = 0;  // how many there are
 
  private:
   std::vector<uint64_t> words_;
   size_t at_ = 0;
 };
 
-inline uint64_t pick(const Frame& frame, uint64_t slot) { return slot == NONE ? 0 : frame[slot]; }
+inline uint64_t pick(Frame frame, uint64_t slot) { return slot == NONE ? 0 : frame[slot]; }
 
 class Launch {
  public:
   virtual ~Launch() = default;
   // 0, or the library's error, of which nothing has been launched.
-  virtual int run(const Frame& frame, void* stream) = 0;
-  virtual bool uses(Slot slot) const = 0;
-  uint64_t needed = 7;  // by which gradients: 1 the input's, 2 the weight's, 4 the bias's
+  virtual int run(Frame frame, void* stream) = 0;
+  virtual bool uses(uint64_t slot) const = 0;
+  virtual bool sums() const { return false; }  // whether its epilog writes a sum, asked for or not
+  uint64_t needed = 7;                         // by which gradients: 1 the input's, 2 the weight's, 4 the bias's
 };
 
 // cublasLtMatmul with a descriptor of its own, which is written only where a pointer differs from the last call's.
@@ -60,10 +60,10 @@ class Product final : public Launch {
     for (void** one : {&handle_, &descriptor_, &alpha_, &beta_, &a_layout_, &b_layout_, &c_layout_, &d_layout_, &algorithm_})
       *one = words.as<void*>();
     workspace_ = words.next();
-    for (uint64_t* one : {&a_, &b_, &out_, &side_, &aux_}) *one = words.slot();
+    for (uint64_t* one : {&a_, &b_, &out_, &side_, &aux_, &work_}) *one = words.slot();
   }
 
-  int run(const Frame& frame, void* stream) override {
+  int run(Frame frame, void* stream) override {
     const uint64_t side = pick(frame, side_), aux = pick(frame, aux_);
     std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
     if (side || aux) lock.lock();  // no other thread may write the descriptor between this and the launch
@@ -73,13 +73,15 @@ class Product final : public Launch {
     // cuBLASLt is column-major: its A is the caller's b.
     return matmul_(handle_, descriptor_, alpha_, address(frame, b_), b_layout_, address(frame, a_), a_layout_, beta_,
                    nullptr, c_layout_, address(frame, out_), d_layout_, algorithm_,
-                   workspace_ ? address(frame, WORK) : nullptr, workspace_, stream);
+                   address(frame, work_), workspace_, stream);
   }
 
-  bool uses(Slot slot) const override {
-    if (slot == WORK) return workspace_ != 0;
-    return slot == a_ || slot == b_ || slot == out_ || slot == side_ || slot == aux_;
+  bool uses(uint64_t slot) const override {
+    for (const uint64_t one : {a_, b_, out_, side_, aux_, work_})
+      if (slot == one) return true;
+    return false;
   }
+  bool sums() const override { return side_ != NONE; }
 
  private:
   using Matmul = int (*)(void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*,
@@ -87,7 +89,7 @@ class Product final : public Launch {
   using Set = int (*)(void*, int, const void*, size_t);
   static constexpr int BIAS_POINTER = 8, AUX_POINTER = 11;  // cublasLtMatmulDescAttributes_t
 
-  static void* address(const Frame& frame, uint64_t slot) { return reinterpret_cast<void*>(pick(frame, slot)); }
+  static void* address(Frame frame, uint64_t slot) { return reinterpret_cast<void*>(pick(frame, slot)); }
 
   int write(int attribute, uint64_t value, uint64_t* held) {
     if (!value || value == *held) return 0;
@@ -100,19 +102,30 @@ class Product final : public Launch {
   Matmul matmul_;
   Set set_;
   void *handle_, *descriptor_, *alpha_, *beta_, *a_layout_, *b_layout_, *c_layout_, *d_layout_, *algorithm_;
-  uint64_t workspace_, a_, b_, out_, side_, aux_;
+  uint64_t workspace_, a_, b_, out_, side_, aux_, work_;
   uint64_t held_side_ = 0, held_aux_ = 0;
   std::mutex mutex_;
 };
 
-// One parameter of a kernel: a pointer, a number that stays, or a tensor map (CUtensorMap) of a matrix at a pointer.
+// One parameter of a kernel: a pointer, a number that stays, a tensor map (CUtensorMap) of a matrix at a pointer, or
+// numbers in a row, some of which are pointers.
 class Parameter {
  public:
-  enum Kind : uint64_t { POINTER, NUMBER, MAP };
+  enum Kind : uint64_t { POINTER, NUMBER, MAP, ROW };
 
   explicit Parameter(Words& words) : kind_(words.next()) {
     if (kind_ == NUMBER) {
       value_ = words.next();
+      return;
+    }
+    if (kind_ == ROW) {
+      row_.resize(words.next());
+      for (uint64_t& one : row_) one = words.next();
+      for (uint64_t count = words.next(); count; count--) {
+        const uint64_t place = words.next();
+        if (place >= row_.size()) throw std::invalid_argument("a pointer lies outside of its row");
+        pointers_.emplace_back(place, words.slot());
+      }
       return;
     }
     slot_ = words.slot();
@@ -128,7 +141,8 @@ class Parameter {
     promotion_ = static_cast<int>(words.next());
   }
 
-  int at(const Frame& frame) {
+  int at(Frame frame) {
+    for (const auto& [place, slot] : pointers_) row_[place] = pick(frame, slot);
     if (kind_ == POINTER) value_ = pick(frame, slot_);
     if (kind_ != MAP || pick(frame, slot_) == value_) return 0;
     value_ = 0;
@@ -140,8 +154,11 @@ class Parameter {
     return error;
   }
 
-  void* place() { return kind_ == MAP ? static_cast<void*>(map_.bytes) : static_cast<void*>(&value_); }
-  bool uses(Slot slot) const { return kind_ != NUMBER && slot == slot_; }
+  void* place() {
+    if (kind_ == MAP) return map_.bytes;
+    return kind_ == ROW ? row_.data() : &value_;
+  }
+  bool uses(uint64_t slot) const { return slot_ != NONE && slot == slot_; }
 
  private:
   using Encode = int (*)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*,
@@ -154,6 +171,8 @@ class Parameter {
   uint64_t sizes_[5] = {}, strides_[5] = {};
   uint32_t box_[5] = {};
   Map map_;
+  std::vector<uint64_t> row_;
+  std::vector<std::pair<uint64_t, uint64_t>> pointers_;  // place in the row, slot
 };
 
 // cuLaunchKernelEx of one function with parameters laid out once.
@@ -169,7 +188,7 @@ class Kernel final : public Launch {
     for (auto& one : parameters_) places_.push_back(one->place());
   }
 
-  int run(const Frame& frame, void* stream) override {
+  int run(Frame frame, void* stream) override {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto& one : parameters_)
       if (const int error = one->at(frame)) return error;
@@ -180,7 +199,7 @@ class Kernel final : public Launch {
     return launch_(&about, function_, places_.data(), nullptr);
   }
 
-  bool uses(Slot slot) const override {
+  bool uses(uint64_t slot) const override {
     for (auto& one : parameters_)
       if (one->uses(slot)) return true;
     return false;
@@ -202,13 +221,49 @@ class Kernel final : public Launch {
   std::mutex mutex_;
 };
 
-inline std::vector<std::unique_ptr<Launch>> read_launches(Words& words) {
-  std::vector<std::unique_ptr<Launch>> launches;
+// cuGraphLaunch.
+class Graph final : public Launch {
+ public:
+  explicit Graph(Words& words) : launch_(words.as<LaunchGraph>()), graph_(words.as<void*>()) {}
+  int run(Frame, void* stream) override { return launch_(graph_, stream); }
+  bool uses(uint64_t) const override { return false; }
+
+ private:
+  using LaunchGraph = int (*)(void*, void*);
+  LaunchGraph launch_;
+  void* graph_;
+};
+
+// cuMemcpyDtoDAsync to a place that stays; nothing where the source lies there already.
+class Copy final : public Launch {
+ public:
+  explicit Copy(Words& words)
+      : copy_(words.as<CopyBytes>()), target_(words.next()), source_(words.slot()), bytes_(words.next()) {}
+  int run(Frame frame, void* stream) override {
+    const uint64_t source = pick(frame, source_);
+    return source == target_ ? 0 : copy_(target_, source, bytes_, stream);
+  }
+  bool uses(uint64_t slot) const override { return slot == source_; }
+
+ private:
+  using CopyBytes = int (*)(uint64_t, uint64_t, size_t, void*);
+  CopyBytes copy_;
+  uint64_t target_, source_, bytes_;
+};
+
+using Launches = std::vector<std::unique_ptr<Launch>>;
+
+inline Launches read_launches(Words& words) {
+  Launches launches;
   for (uint64_t count = words.next(); count; count--) {
-    const bool product = words.next() == 0;
-    const uint64_t needed = words.next();
-    if (product) launches.push_back(std::make_unique<Product>(words));
-    else launches.push_back(std::make_unique<Kernel>(words));
+    const uint64_t kind = words.next(), needed = words.next();
+    switch (kind) {
+      case 0: launches.push_back(std::make_unique<Product>(words)); break;
+      case 1: launches.push_back(std::make_unique<Kernel>(words)); break;
+      case 2: launches.push_back(std::make_unique<Graph>(words)); break;
+      case 3: launches.push_back(std::make_unique<Copy>(words)); break;
+      default: throw std::invalid_argument("there is no such launch");
+    }
     launches.back()->needed = needed;
   }
   return launches;

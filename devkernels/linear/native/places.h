@@ -1,6 +1,7 @@
-// Memory that launches on one stream share: cuBLASLt's workspace, the kernels' counters.
+// What launches need of Python: memory that those on one stream share (cuBLASLt's workspace, the kernels' counters), and
+// a context for threads that have none.
 //
-// in: a device and a stream.  out: pointers, asked of Python once for each stream.
+// in: a device and a stream.  out: pointers, asked for once for each stream; a launch that has found its context.
 #pragma once
 
 #include <Python.h>
@@ -15,7 +16,8 @@ namespace devkernels {
 struct Places {
   std::mutex mutex;
   std::map<std::pair<int, void*>, std::pair<uint64_t, uint64_t>> known;
-  PyObject* ask = nullptr;  // ask(device, stream) -> (workspace, counters), or None
+  PyObject* ask = nullptr;    // ask(device, stream) -> (workspace, counters), or None
+  PyObject* enter = nullptr;  // enter(device): make its context current in this thread
 };
 
 inline Places& all_places() {
@@ -28,17 +30,15 @@ inline void forget_places() {
   all_places().known.clear();
 }
 
-// False where Python has none to keep. The mutex is never held while the interpreter's lock is waited for.
-inline bool find_places(int device, void* stream, Frame& frame) {
+// (workspace, counters), or zeros where Python has none to keep. The mutex is never held while the interpreter's lock is
+// waited for.
+inline std::pair<uint64_t, uint64_t> find_places(int device, void* stream) {
   Places& places = all_places();
   const std::pair<int, void*> key{device, stream};
   {
     std::lock_guard<std::mutex> lock(places.mutex);
     const auto found = places.known.find(key);
-    if (found != places.known.end()) {
-      frame[WORK] = found->second.first, frame[COUNTERS] = found->second.second;
-      return true;
-    }
+    if (found != places.known.end()) return found->second;
   }
   const PyGILState_STATE state = PyGILState_Ensure();
   PyObject* told = places.ask ? PyObject_CallFunction(places.ask, "iK", device, reinterpret_cast<unsigned long long>(stream))
@@ -48,11 +48,28 @@ inline bool find_places(int device, void* stream, Frame& frame) {
   if (!good) PyErr_Clear();  // Python takes the call, and says what is wrong
   Py_XDECREF(told);
   PyGILState_Release(state);
-  if (!good) return false;
+  if (!good) return {0, 0};
   std::lock_guard<std::mutex> lock(places.mutex);
-  places.known[key] = {work, counters};
-  frame[WORK] = work, frame[COUNTERS] = counters;
-  return true;
+  return places.known[key] = {work, counters};
+}
+
+// Those of the launches that are needed, one after another; the first error. A thread of autograd has no context before
+// its first launch.
+inline int run_all(const Launches& launches, uint64_t needed, Frame frame, int device, void* stream) {
+  for (auto& one : launches) {
+    if (!(one->needed & needed)) continue;
+    int error = one->run(frame, stream);
+    if (error == NO_CONTEXT && all_places().enter) {
+      const PyGILState_STATE state = PyGILState_Ensure();
+      PyObject* told = PyObject_CallFunction(all_places().enter, "i", device);
+      if (!told) PyErr_Clear();
+      Py_XDECREF(told);
+      PyGILState_Release(state);
+      error = one->run(frame, stream);
+    }
+    if (error) return error;
+  }
+  return 0;
 }
 
 }  // namespace devkernels

@@ -5,42 +5,17 @@
 #pragma once
 
 #include <ATen/Context.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <c10/core/Stream.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <array>
 #include <optional>
 
-#include "launches.h"
+#include "look.h"
 #include "places.h"
 
 namespace devkernels {
 
-// Everything by which a tensor could ask for other kernels, or for another road than kernels.
-class Look {
- public:
-  Look() = default;
-  explicit Look(const at::Tensor& like)
-      : sizes_(like.sizes().vec()), strides_(like.strides().vec()), keys_(like.key_set()), type_(like.scalar_type()),
-        device_(like.device()), known_(true) {}
-
-  bool of(const at::Tensor& x) const {
-    return known_ && x.defined() && x.key_set() == keys_ && x.sizes() == sizes_ && x.strides() == strides_ &&
-           x.scalar_type() == type_ && x.device() == device_;
-  }
-  at::Tensor make() const { return at::empty(sizes_, at::TensorOptions().dtype(type_).device(device_)); }
-  bool known() const { return known_; }
-  at::Device device() const { return device_; }
-  bool is_float32() const { return type_ == at::kFloat; }
-
- private:
-  std::vector<int64_t> sizes_, strides_;
-  c10::DispatchKeySet keys_;
-  at::ScalarType type_ = at::kFloat;
-  at::Device device_ = at::kCPU;
-  bool known_ = false;
-};
+// The pointers of a call; the same names are in _torch_program.py.
+enum Slot { X, WEIGHT, BIAS, Y, KEPT, DY, DZ, DX, DW, DB, WORK, COUNTERS, SLOTS };
 
 struct Gradients {
   at::Tensor dx, dw, db;
@@ -57,6 +32,7 @@ class Plan {
       if (like[i].defined()) looks_[i] = Look(like[i]);
     keeps_ = words.next();
     alignment_ = words.next();
+    words.slots = SLOTS;
     if (keeps_ > OWN || !alignment_) throw std::invalid_argument("unknown words");
     forward_ = read_launches(words);
     backward_ = read_launches(words);
@@ -67,14 +43,14 @@ class Plan {
   // Result and what is kept (undefined if nothing is of its own); false where Python must take the call.
   bool forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, at::Tensor& y, at::Tensor& kept) {
     if (!fits(X, x) || !fits(WEIGHT, weight) || !fits(BIAS, bias) || !same_precision()) return false;
-    void* stream = current_stream();
-    Frame frame{};
+    void* stream = current_stream(device());
+    Pointers frame{};
     if (!places(forward_, 7, stream, frame)) return false;
     y = looks_[Y].make();
     if (keeps_ == OWN) kept = looks_[KEPT].make();
     frame[X] = pointer(x), frame[WEIGHT] = pointer(weight), frame[BIAS] = pointer(bias);
     frame[Y] = pointer(y), frame[KEPT] = pointer(kept);
-    return run(forward_, 7, frame, stream);
+    return !run_all(forward_, 7, frame.data(), device().index(), stream);
   }
 
   // Gradients of those that are needed (1 the input's, 2 the weight's, 4 the bias's); nothing if Python must do it.
@@ -83,18 +59,18 @@ class Plan {
     if (!fits(DY, dy) || !fits(X, x) || !fits(WEIGHT, weight) || !same_precision()) return std::nullopt;
     if (keeps_ != NOTHING && !fits(keeps_ == OWN ? KEPT : Y, kept)) return std::nullopt;
     if ((needed & 4) && !looks_[DB].known()) return std::nullopt;  // planned for a bias that needed none
-    void* stream = current_stream();
-    Frame frame{};
+    void* stream = current_stream(device());
+    Pointers frame{};
     if (!places(backward_, needed, stream, frame)) return std::nullopt;
     Gradients made;
     at::Tensor dz;
     if (needed & 1) made.dx = looks_[DX].make();
-    if (runs(DW, needed)) made.dw = looks_[DW].make();
-    if ((needed & 4) || summed_by_product(needed)) made.db = looks_[DB].make();
+    if (uses(backward_, DW, needed)) made.dw = looks_[DW].make();
+    if ((needed & 4) || sums(needed)) made.db = looks_[DB].make();
     if (looks_[DZ].known()) dz = looks_[DZ].make();
     frame[DY] = pointer(dy), frame[X] = pointer(x), frame[WEIGHT] = pointer(weight), frame[KEPT] = pointer(kept);
     frame[DZ] = pointer(dz), frame[DX] = pointer(made.dx), frame[DW] = pointer(made.dw), frame[DB] = pointer(made.db);
-    if (!run(backward_, needed, frame, stream)) return std::nullopt;
+    if (run_all(backward_, needed, frame.data(), device().index(), stream)) return std::nullopt;
     return made;
   }
 
@@ -102,11 +78,9 @@ class Plan {
   bool has_bias() const { return looks_[BIAS].known(); }
 
  private:
-  using Launches = std::vector<std::unique_ptr<Launch>>;
+  using Pointers = std::array<uint64_t, SLOTS>;
 
-  static uint64_t pointer(const at::Tensor& x) {
-    return x.defined() ? reinterpret_cast<uint64_t>(x.const_data_ptr()) : 0;
-  }
+  at::Device device() const { return looks_[X].device(); }
 
   bool fits(size_t slot, const at::Tensor& x) const {
     if (!looks_[slot].known()) return !x.defined();
@@ -117,35 +91,21 @@ class Plan {
     return !looks_[X].is_float32() || at::globalContext().float32MatmulPrecision() == precision_;
   }
 
-  void* current_stream() const {
-    const at::Device device = looks_[X].device();
-    if (device.is_cpu()) return nullptr;
-    return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
-  }
-
   static bool uses(const Launches& launches, Slot slot, uint64_t needed) {
     for (auto& one : launches)
       if ((one->needed & needed) && one->uses(slot)) return true;
     return false;
   }
-  bool runs(Slot slot, uint64_t needed) const { return uses(backward_, slot, needed); }
-
-  // A product whose epilog sums writes the sum, asked for or not; the kernels leave it out for a null pointer.
-  bool summed_by_product(uint64_t needed) const {
+  bool sums(uint64_t needed) const {  // our kernels leave a sum out for a null pointer, products do not
     for (auto& one : backward_)
-      if ((one->needed & needed) && dynamic_cast<Product*>(one.get()) && one->uses(DB)) return true;
+      if ((one->needed & needed) && one->sums()) return true;
     return false;
   }
 
-  bool places(const Launches& launches, uint64_t needed, void* stream, Frame& frame) const {
+  bool places(const Launches& launches, uint64_t needed, void* stream, Pointers& frame) const {
     if (!uses(launches, WORK, needed) && !uses(launches, COUNTERS, needed)) return true;
-    return find_places(looks_[X].device().index(), stream, frame);
-  }
-
-  static bool run(const Launches& launches, uint64_t needed, const Frame& frame, void* stream) {
-    for (auto& one : launches)
-      if ((one->needed & needed) && one->run(frame, stream)) return false;
-    return true;
+    std::tie(frame[WORK], frame[COUNTERS]) = find_places(device().index(), stream);
+    return frame[WORK] != 0;
   }
 
   std::array<Look, WORK> looks_;
