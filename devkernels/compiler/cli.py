@@ -1,4 +1,4 @@
-"""The ``devkernels`` command: ``build`` images, look after the ``cache``, tell what is there (``info``).
+"""The ``devkernels`` command: ``build`` images, the ``extension`` for torch, the ``cache``; ``info`` on what is there.
 
 In: arguments of the command line. Out: files and text; the exit status is 1 for an error of ours, which is printed
 without a traceback.
@@ -18,7 +18,7 @@ from typing import Any
 
 from devkernels import cache, env_report, target
 from devkernels._version import __version__
-from devkernels.errors import DevkernelsError
+from devkernels.errors import DevkernelsError, MissingDependencyError
 from devkernels.target import Target
 
 
@@ -75,6 +75,9 @@ def _parser() -> argparse.ArgumentParser:
                        help="size to shrink to; default: DEVKERNELS_CACHE_LIMIT_MB, else 1024")  # fmt: skip
     prune.set_defaults(run=_cache_prune)
 
+    told = "build the C++ extension for torch, by which layers in training spare the host time; a minute, once"
+    commands.add_parser("extension", help=told, description=told).set_defaults(run=_extension)
+
     info = commands.add_parser("info", help="versions, driver, GPU, home and cache; or what image files hold")
     info.add_argument("image", nargs="*", type=Path, help="image files to tell of instead")
     info.set_defaults(run=_info)
@@ -124,7 +127,8 @@ def _build(parsed: argparse.Namespace) -> int:
 
 _KINDS = {
     "kernel": "kernels, as machine code", "ltoir": "device functions, as LTO-IR", "lazy": "where ready kernels are",
-    "nvmath": "functions and sizes for nvmath.device", "traits": "traits of device functions",
+    "nvmath": "functions and sizes for nvmath.device", "torch": "the C++ extension for torch",
+    "traits": "traits of device functions",
 }  # fmt: skip
 
 
@@ -135,6 +139,16 @@ def _cache_info(_: argparse.Namespace) -> int:
     print(f"used    {state.total_bytes / 2**20:.1f} MB")
     for kind, (number, size) in sorted(state.kinds.items()):
         print(f"  {kind:8s} {number:6d} entries {size / 2**20:10.1f} MB  {_KINDS.get(kind, '')}".rstrip())
+    return 0
+
+
+def _extension(_: argparse.Namespace) -> int:
+    try:
+        from devkernels.linear import torch
+    except ImportError as error:
+        raise MissingDependencyError(f"torch is needed ({error}); pip install 'devkernels[torch]'.") from error
+    torch.build_extension()
+    print(f"The extension is in {cache.folder()}; processes with this torch and Python find it there.")
     return 0
 
 

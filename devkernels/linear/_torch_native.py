@@ -5,19 +5,24 @@ in: nothing, or the wish to build it.  out: the module `devkernels_native`, or N
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.machinery
 import importlib.util
+import os
 import platform
+import shutil
 import sys
 import sysconfig
 import tempfile
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from devkernels import cache
-from devkernels.errors import CompileError
+from devkernels.errors import CompileError, DevkernelsWarning
 from devkernels.linear import _cuda, _kernels, _workspace
 from devkernels.linear.arrays import package
 
@@ -34,12 +39,24 @@ def _key() -> str:
     return cache.digest(text, torch.__version__, sysconfig.get_config_var("SOABI") or sys.version, platform.machine())
 
 
+@contextlib.contextmanager
+def _with_ninja() -> Iterator[None]:
+    """Have programs of this environment found, also where it is not activated: ninja may be one of them."""
+    before = os.environ.get("PATH", os.defpath)
+    if shutil.which("ninja") is None:
+        os.environ["PATH"] = os.pathsep.join((sysconfig.get_path("scripts"), before))
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
+
+
 def _compile() -> bytes:
     """Compile by ``torch.utils.cpp_extension``; return the library's bytes."""
     from torch.utils import cpp_extension
 
     sources = [str(source) for source in _sources() if source.suffix == ".cpp"]
-    with tempfile.TemporaryDirectory(prefix="devkernels-") as folder:
+    with tempfile.TemporaryDirectory(prefix="devkernels-") as folder, _with_ninja():
         try:
             built = cpp_extension.load(_NAME, sources, build_directory=folder, extra_cflags=["-O2"], with_cuda=False)
         except (RuntimeError, OSError, ImportError) as error:
@@ -83,7 +100,15 @@ def extension():
 
 def _found():
     code = cache.get(_KIND, _key())
-    return None if code is None else _load(code)
+    if code is None:
+        return None
+    try:
+        return _load(code)
+    except (ImportError, OSError) as error:  # built for another system's libraries; Python does the same
+        warnings.warn(f"The extension for torch in {cache.folder()} cannot be loaded ({error}); layers train without "
+                      f"it. `devkernels cache clear` and `devkernels extension` build it anew.",
+                      DevkernelsWarning, stacklevel=2)  # fmt: skip
+        return None
 
 
 def build() -> None:

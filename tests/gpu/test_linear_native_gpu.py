@@ -12,10 +12,10 @@ if importlib.util.find_spec("torch") is None:
 import torch
 from torch import nn
 
-from devkernels.linear import _torch_native, _torch_ops, _torch_train, _workspace, joined, kept
+from devkernels.linear import _torch_graphs, _torch_native, _torch_ops, _torch_train, _workspace, joined, kept
 from devkernels.linear import _torch_run as raw
 from devkernels.linear.arrays import package
-from devkernels.linear.torch import FusedLinear
+from devkernels.linear.torch import FusedLinear, FusedMLP
 from devkernels.tolerance import unit_roundoff
 
 ACTIVATIONS = {None: lambda x: x, "relu": torch.relu, "gelu": nn.GELU("tanh")}
@@ -221,3 +221,40 @@ def test_an_optimizer_and_accumulated_gradients(took):
     assert took.count("function") == 6  # two for each layer; then it is known
     for a, b in zip(layers.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=1e-7, atol=1e-9)  # the tanh of GELU in cuBLASLt is exact to 3e-10
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("kind", [None, "relu", "gelu", "mlp"])
+def test_recorded_layers(monkeypatch, kind, copy):
+    """Both passes replayed by the extension give what a layer that is not recorded gives, to the bit."""
+    if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec"):
+        pytest.skip("this torch does not tell the handle of a graph")
+    monkeypatch.setattr(_torch_graphs, "_apply", None)  # not through Python
+    new = {"device": "cuda", "dtype": torch.float16}
+    make = lambda: FusedMLP([72, 256, 40], "gelu", **new) if kind == "mlp" else FusedLinear(  # noqa: E731
+        72, 136, activation=kind, **new)  # fmt: skip
+    layer, twin = make(), make()
+    twin.load_state_dict(layer.state_dict())
+    held = torch.randn(64, 72, requires_grad=True, **new)
+    layer.record(held, copy=copy)
+    assert layer._recording._native is not None
+    earlier = []
+    for turn in range(6):
+        x = held if turn == 3 else torch.randn(64, 72, requires_grad=True, **new)
+        other = x.detach().clone().requires_grad_()
+        stream = torch.cuda.Stream() if turn % 2 else torch.cuda.current_stream()
+        stream.wait_stream(torch.cuda.default_stream())
+        with torch.cuda.stream(stream):
+            y, want = layer(x), twin(other)
+            assert y.data_ptr() == layer._recording.y.data_ptr()
+            dy = torch.randn_like(y.T).T if turn == 4 else torch.randn_like(y)
+            got = torch.autograd.grad(y, (x, *layer.parameters()), dy)
+            wanted = torch.autograd.grad(want, (other, *twin.parameters()), dy.contiguous())
+            assert torch.equal(y, want)
+            assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+        torch.cuda.default_stream().wait_stream(stream)
+        earlier.append((got, wanted))
+        del y, want
+    assert all(torch.equal(a, b) for got, wanted in earlier for a, b in zip(got, wanted, strict=True))
+    layer(held).sum().backward()
+    assert torch.isfinite(held.grad).all()

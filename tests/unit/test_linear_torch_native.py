@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from devkernels import cache
+from devkernels.compiler import cli
+from devkernels.errors import CompileError, DevkernelsWarning, JitDisabledError
 from devkernels.linear import _torch_native, _torch_run, _torch_train, _workspace
-from devkernels.linear.torch import FusedLinear, fused_linear
+from devkernels.linear.torch import FusedLinear, build_extension, fused_linear
 from tests.unit.native_support import WIDTH, World, randn
 
 ACTIVATIONS = {None: lambda x: x, "relu": torch.relu, "gelu": nn.GELU("tanh")}
@@ -184,7 +186,8 @@ def test_an_error_of_the_longer_way_arrives(world, monkeypatch):
 def test_differentiable_once(world):
     x, weight, bias = operands()
     warm(world, x, weight, bias, "gelu")
-    dx, = torch.autograd.grad(fused_linear(x, weight, bias, "gelu"), x, randn(3, 4, FEATURES), create_graph=True)  # fmt: skip
+    y = fused_linear(x, weight, bias, "gelu")
+    (dx,) = torch.autograd.grad(y, x, randn(3, 4, FEATURES), create_graph=True)
     assert dx.requires_grad
     with pytest.raises(RuntimeError, match="differentiable once"):
         dx.sum().backward()
@@ -283,7 +286,8 @@ def test_bad_words_are_refused(world):
     like = (None,) * 10
     for words, like_, error in (
         ((0, 256, 0, 0), like[:9], "ten tensors"), ((3, 256, 0, 0), like, "unknown words"),
-        ((0, 256, 0, 0, 1), like, "more words"), ((0, 256, 1), like, "range"), ((0, 256, 1, 9, 7), like, "no such launch"),
+        ((0, 256, 0, 0, 1), like, "more words"), ((0, 256, 1), like, "range"),
+        ((0, 256, 1, 9, 7), like, "no such launch"),
         ((0, 256, 1, 0, 7, *range(12), 0, 0, 0, 0, 12, 0), like, "no such slot"),
     ):  # fmt: skip
         with pytest.raises(RuntimeError, match=error):
@@ -303,3 +307,35 @@ def test_it_is_found_again_and_built_only_when_asked(monkeypatch, tmp_path, buil
     monkeypatch.setattr(_torch_native, "_compile", lambda: pytest.fail("nobody asked for it"))
     cache.forget()
     assert _torch_native.extension() is None
+    cache.put("torch", _torch_native._key(), b"no library")
+    monkeypatch.setattr(_torch_native, "_loaded", [])
+    with pytest.warns(DevkernelsWarning, match="cannot be loaded"):
+        assert _torch_native.extension() is None
+
+
+def test_what_cannot_be_built_is_an_error_in_words(monkeypatch, tmp_path):
+    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(_torch_native, "_loaded", [])
+    cache.forget()
+    monkeypatch.setenv("DEVKERNELS_DISABLE_JIT", "1")
+    with pytest.raises(JitDisabledError, match="extension for torch"):
+        build_extension()
+    monkeypatch.delenv("DEVKERNELS_DISABLE_JIT")
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+    with pytest.raises(CompileError, match=r"wants a C\+\+ compiler and ninja"):
+        build_extension()
+
+
+def test_the_command(monkeypatch, tmp_path, capsys):
+    code = b"the library"
+    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(_torch_native, "_loaded", [])
+    monkeypatch.setattr(_torch_native, "_compile", lambda: code)
+    loaded = []
+    monkeypatch.setattr(_torch_native, "_load", lambda code: loaded.append(code) or loaded)
+    cache.forget()
+    assert cli.main(["extension"]) == 0
+    assert str(tmp_path) in capsys.readouterr().out
+    assert loaded == [code]
+    assert cli.main(["cache", "info"]) == 0
+    assert "the C++ extension for torch" in capsys.readouterr().out
