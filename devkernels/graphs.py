@@ -66,7 +66,7 @@ def with_cupy(run: Callable[[], object], times: int) -> Replay:
     return Replay(lambda: graph.launch(cuda.get_current_stream()), memory, result)
 
 
-def with_torch(run: Callable[[], object], times: int, *, cupy_too: bool = False) -> Replay:
+def with_torch(run: Callable[[], object], times: int, *, cupy_too: bool = False, nodes: bool = False) -> Replay:
     """Capture `times` calls on torch's current stream, which must not be the default one.
 
     ``torch.cuda.graph()`` would empty the caches of the allocator, and collect Python's garbage, each time.
@@ -75,9 +75,11 @@ def with_torch(run: Callable[[], object], times: int, *, cupy_too: bool = False)
     ----------
     cupy_too : bool
         Whether the calls may allocate from CuPy as well (whose current stream must then be the same one).
+    nodes : bool
+        Whether the graph is kept beside what is launched (``raw_cuda_graph``), for who wants to change its nodes.
     """
     cuda = sys.modules["torch"].cuda
-    graph = cuda.CUDAGraph()
+    graph = cuda.CUDAGraph(keep_graph=True) if nodes else cuda.CUDAGraph()
     memory: list[object] = [graph]
     result = None
     with _cupy_memory(memory) if cupy_too else contextlib.nullcontext():
@@ -90,4 +92,6 @@ def with_torch(run: Callable[[], object], times: int, *, cupy_too: bool = False)
                 result = run()
         finally:
             graph.capture_end()
+        if nodes:
+            graph.instantiate()
     return Replay(graph.replay, memory, result)

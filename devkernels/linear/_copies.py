@@ -14,7 +14,7 @@ from devkernels.linear import _cuda
 from devkernels.linear._kernels import TYPES
 from devkernels.linear.arrays import Arrays
 
-_PARTS, _THREADS, _PER_THREAD = 16, 256, 4 * 16  # pieces of a launch; bytes that a thread moves at once
+PIECES, _THREADS, _PER_THREAD = 16, 256, 4 * 16  # pieces of a launch; bytes that a thread moves at once
 _WAVES = 4
 
 
@@ -22,10 +22,13 @@ class _Part(ctypes.Structure):
     _fields_ = (("to", ctypes.c_uint64), ("source", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
 
 
+WORDS, TO, SOURCE = ctypes.sizeof(_Part) // 8, 0, 1  # numbers that describe a piece, and which of them these are
+
+
 @functools.cache
 def _function(arrays: Arrays, device: int) -> int:
     major, minor = arrays.capability(device)
-    code = _cuda.compile_file("_copies.cu", f"sm_{major}{minor}", {"TYPE": TYPES["float32"][0], "PARTS": _PARTS})
+    code = _cuda.compile_file("_copies.cu", f"sm_{major}{minor}", {"TYPE": TYPES["float32"][0], "PARTS": PIECES})
     return _cuda.load(arrays, device, code, "copies")
 
 
@@ -41,9 +44,9 @@ class Copies:
     def __init__(self, arrays: Arrays, device: int, pieces: Sequence[tuple[int, int]]):
         kernel, most = _function(arrays, device), _WAVES * _cuda.multiprocessors(device)
         self._launches, self._parts = [], []
-        for first in range(0, len(pieces), _PARTS):
-            some = pieces[first : first + _PARTS]
-            parts = (_Part * _PARTS)()
+        for first in range(0, len(pieces), PIECES):
+            some = pieces[first : first + PIECES]
+            parts = (_Part * PIECES)()
             for part, (pointer, count) in zip(parts, some, strict=False):
                 part.source, part.bytes = pointer, count
             blocks = -(-max(count for _, count in some) // (_THREADS * _PER_THREAD))
@@ -54,17 +57,12 @@ class Copies:
             self._parts += [(parts, i) for i in range(len(some))]
         self._lock = threading.Lock()
 
-    def laid_out(self, slots: Sequence[str | int]) -> list[tuple[_cuda.Launch, tuple]]:
-        """Describe the launches for `_torch_program`: each with its one parameter, numbers in a row.
-
-        `slots` are where the pointers of the pieces come from; in the row they stand where `_Part.to` does.
-        """
-        described, words = [], ctypes.sizeof(_Part) // 8
+    def laid_out(self) -> list[tuple[_cuda.Launch, list[int]]]:
+        """Describe the launches for `_torch_program`: each with its one parameter, `WORDS` numbers for each piece."""
+        described = []
         for number, launch in enumerate(self._launches):
-            parts = self._parts[number * _PARTS][0]
-            mine = slots[number * _PARTS : (number + 1) * _PARTS]
-            row = (ctypes.c_uint64 * (words * _PARTS)).from_buffer(parts)
-            described.append((launch, (list(row), [(words * i, slot) for i, slot in enumerate(mine)])))
+            parts = self._parts[number * PIECES][0]
+            described.append((launch, list((ctypes.c_uint64 * (WORDS * PIECES)).from_buffer(parts))))
         return described
 
     def to(self, pointers: Sequence[int], stream: int) -> None:

@@ -21,7 +21,7 @@ from devkernels.linear import _torch_run as raw
 from devkernels.linear._copies import Copies
 from devkernels.linear._cuda import copy_bytes
 from devkernels.linear._torch_look import look_of
-from devkernels.linear._torch_program import REFUSALS, replay
+from devkernels.linear._torch_program import REFUSALS, Around, replay, replays
 
 _grad_enabled = torch.is_grad_enabled
 
@@ -63,25 +63,33 @@ class Recording:
         self._same = look_of(x, *parameters)
         self._wanted = x.requires_grad or any(p.requires_grad for p in parameters)
         self._pointers = tuple(p.data_ptr() for p in parameters)
+        self._index = _only_device(x)
         with _stream_of_its_own(x.device), torch.no_grad():
             held = self.x = x.detach().clone(memory_format=torch.contiguous_format) if copy else x.detach()
             there = graphs.with_torch(lambda: forward(held), 1)
             self.y, kept = there.result
             dy = self.dy = torch.zeros_like(self.y)
-            back = graphs.with_torch(lambda: backward(dy, held, kept, x.requires_grad), 1)
+            back, around = self._captured(lambda: backward(dy, held, kept, x.requires_grad), x)
         self.gradients = (None, *back.result)  # of the recording, of x, of the parameters
         self._makers, self._copies = (), None
         self.x_pointer, self.dy_pointer = held.data_ptr(), dy.data_ptr()
         self._bytes = held.nbytes, dy.nbytes
-        self._index = _only_device(x)
         self.there, self.back = there, back  # the graphs and their memory
-        if self._index >= 0:
+        self._native = None  # all of this in C++
+        if around is not None:
+            self._native = replay(there, back, around, x, parameters, held, self.y, dy)
+        elif self._index >= 0:
             self._copy_gradients()
-        self._native = None  # all of this in C++ (`_torch_program.replay`)
-        if self._copies is not None and self._wanted:
-            self._native = replay(there, back, x, parameters, held, self.y, dy, self.gradients[1:], self._copies)
         self.turn = 0
         self.waiting: Callable[[], object] | None = None  # the forward pass whose backward pass is still to come
+
+    def _captured(self, backward: Callable, x: Tensor) -> tuple[graphs.Replay, Around | None]:
+        """Capture the backward pass; for the C++, which can change nodes of a graph, between copies."""
+        if self._wanted and self._index >= 0 and x.is_contiguous() and replays():
+            around = Around(backward, self.dy, self._index)
+            with contextlib.suppress(JitDisabledError, CompileError):  # DEVKERNELS_DISABLE_JIT
+                return graphs.with_torch(around, 1, nodes=True), around
+        return graphs.with_torch(backward, 1), None
 
     def __call__(self, x: Tensor, parameters: tuple[Tensor, ...]) -> Tensor | None:
         """Result for an input, differentiable; None where the graphs do not fit."""

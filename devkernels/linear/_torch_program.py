@@ -6,16 +6,16 @@ in: a planned forward product and backward pass (`_torch_run`).  out: a plan in 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from devkernels.errors import ArgumentError
 from devkernels.graphs import Replay
-from devkernels.linear import _cuda, _torch_native, _workspace
+from devkernels.linear import _cuda, _graph_nodes, _torch_native, _workspace
 from devkernels.linear import _torch_run as raw
-from devkernels.linear._copies import Copies
+from devkernels.linear._copies import PIECES, SOURCE, TO, WORDS, Copies
 from devkernels.linear._cublaslt import LtMatmul
 from devkernels.linear._tensor_map import Map
 
@@ -166,44 +166,85 @@ REFUSALS = (
 )
 
 
-def replay(there: Replay, back: Replay, x: Tensor, parameters: Sequence[Tensor], held: Tensor, y: Tensor, dy: Tensor,
-           gradients: Sequence[Tensor | None], copies: Copies):  # fmt: skip
-    """Return a recording's ``forward(x, *parameters)``, or None where the extension is not there.
+def replays() -> bool:
+    """Whether recorded layers can go through the extension: it is there, and torch tells the handles of its graphs."""
+    told = all(hasattr(torch.cuda.CUDAGraph, name) for name in ("raw_cuda_graph", "raw_cuda_graph_exec"))
+    return told and _torch_native.extension() is not None
+
+
+class Around:
+    """A backward pass between copies that are part of its graph: of the gradient that comes, of those that are made.
+
+    Parameters
+    ----------
+    backward : callable
+        Returns the gradients of the input and of the parameters.
+    dy : Tensor
+        Where it reads the result's gradient.
+
+    Notes
+    -----
+    Called, it copies everything onto itself: where from and where to is told at each replay. `parts` are then the
+    copies of the last call.
+    """
+
+    def __init__(self, backward: Callable[[], Sequence[Tensor | None]], dy: Tensor, device: int):
+        self._backward, self._dy, self._device = backward, dy, device
+        self.parts: tuple[Copies, Copies] | None = None
+        self.slots: list[int] = []
+
+    def __call__(self) -> Sequence[Tensor | None]:
+        """Run, or be captured."""
+        stream, arrays = raw._raw_stream(self._device), raw._ARRAYS
+        first = Copies(arrays, self._device, [(self._dy.data_ptr(), self._dy.nbytes)])
+        first.to([self._dy.data_ptr()], stream)
+        made = [None if t is None else t.contiguous() for t in self._backward()]
+        there = [t for t in made if t is not None]
+        second = Copies(arrays, self._device, [(t.data_ptr(), t.nbytes) for t in there])
+        second.to([t.data_ptr() for t in there], stream)
+        self.parts, self.slots = (first, second), [_MADE + i for i, t in enumerate(made) if t is not None]
+        return made
+
+
+def replay(there: Replay, back: Replay, around: Around, x: Tensor, parameters: Sequence[Tensor], held: Tensor,
+           y: Tensor, dy: Tensor):  # fmt: skip
+    """Return a recording's ``forward(x, *parameters)``.
 
     Parameters
     ----------
     there, back : Replay
-        The graphs of both passes.
+        The graphs of both passes; the second is of `around`, and was kept with its nodes.
     x, parameters : Tensor
         The input as it comes, and what the graphs read besides.
     held, y, dy : Tensor
         Where the graphs read the input, write the result, and read its gradient.
-    gradients : sequence of (Tensor or None)
-        Where the second graph writes those of the input and of the parameters.
-    copies : Copies
-        Bring those that are there to memory of their own.
     """
-    native, executables = _torch_native.extension(), [_executable(graph) for graph in (there, back)]
-    if native is None or None in executables or not x.is_contiguous():
-        return None
     program = Program()
-    program.owners += [there, back, copies]
-    slots = [_MADE + i for i, gradient in enumerate(gradients) if gradient is not None]
-    steps = (_copy(held, _COMES), _copy(dy, _GOES_BACK))
-    first, second = ((_EVERY, [_GRAPH, _address("cuGraphLaunch"), one]) for one in executables)
-    program.launches((_EVERY, steps[0]), first)
-    program.launches((_EVERY, steps[1]), second,
-                     *((_EVERY, _kernel(launch, (row,))) for launch, row in copies.laid_out(slots)))  # fmt: skip
-    like = (x, dy, y, held, *parameters, *gradients)
+    program.owners += [there, back, around]
+    program.launches((_EVERY, _copy(held, _COMES)), (_EVERY, _graph(there, [])))
+    first, second = around.parts
+    ((launch, row),) = first.laid_out()
+    nodes = [(launch, row, [(SOURCE, _GOES_BACK)])]
+    for number, (launch, row) in enumerate(second.laid_out()):
+        mine = around.slots[number * PIECES : (number + 1) * PIECES]
+        nodes.append((launch, row, [(WORDS * i + TO, slot) for i, slot in enumerate(mine)]))
+    program.launches((_EVERY, _graph(back, nodes)))
+    like = (x, dy, y, held, *parameters, *back.result)
     like = tuple(None if t is None else t.detach() for t in like)
-    return native.Replay(tuple(program.words), like, tuple(program.owners), _refuse).forward
+    return _torch_native.extension().Replay(tuple(program.words), like, tuple(program.owners), _refuse).forward
 
 
 def _copy(target: Tensor, slot: int) -> list[int]:
     return [_COPY, _address("cuMemcpyDtoDAsync_v2"), target.data_ptr(), slot, target.nbytes]
 
 
-def _executable(graph: Replay) -> int | None:
-    """Handle of an instantiated graph, which versions of torch below 2.11 do not tell."""
-    tell = getattr(graph.memory[0], "raw_cuda_graph_exec", None)
-    return None if tell is None else int(tell())
+def _graph(replayed: Replay, changing: list[tuple[_cuda.Launch, list[int], list[tuple[int, int]]]]) -> list[int]:
+    """Describe a graph; `changing` are launches in it, what they were captured with, and (place, slot) of pointers."""
+    graph = replayed.memory[0]
+    words = [_GRAPH, _address("cuGraphLaunch"), _address("cuGraphExecKernelNodeSetParams_v2"),
+             int(graph.raw_cuda_graph_exec()), len(changing)]  # fmt: skip
+    nodes = _graph_nodes.kernels(int(graph.raw_cuda_graph())) if changing else []
+    for launch, row, pointers in changing:
+        (node,) = (n.node for n in nodes if n.function == launch.function and n.parameter(len(row)) == row)
+        words += (node, launch.function, *launch.dimensions, launch.shared_bytes, *_parameter((row, pointers)))
+    return words

@@ -35,7 +35,7 @@ class Configuration(ctypes.Structure):
                 ("stream", _P), ("attributes", _P), ("attribute_count", ctypes.c_uint))  # fmt: skip
 
 
-LAUNCH = ctypes.CFUNCTYPE(_I, ctypes.POINTER(Configuration), _P, ctypes.POINTER(_P), _P)
+LAUNCH = ctypes.CFUNCTYPE(_I, _P, _P, _P, _P)
 
 
 def library(fake: FakeCublasLt):
@@ -80,10 +80,11 @@ class Driver:
     """
 
     def __init__(self) -> None:
-        self.functions, self.launches, self.encoded, self.fail = {}, 0, 0, 0
+        self.functions, self.launches, self.encoded, self.fail, self.capturing = {}, 0, 0, 0, None
         self.cuLaunchKernelEx = LAUNCH(self._launch)
         self.cuGraphLaunch = GRAPH(self._graph)
         self.cuMemcpyDtoDAsync_v2 = COPY(self._copy)
+        self.cuGraphExecKernelNodeSetParams_v2 = SET_NODE(self._set_node)
         self.graphs, self.copies = {}, 0
         self.encode = ENCODE(self._encode)
 
@@ -96,6 +97,12 @@ class Driver:
         self.graphs[executable].launch()
         return 0
 
+    def _set_node(self, executable, node, about):
+        told = about.contents
+        assert list(told.grid)[1:] == [len(self.graphs[executable].nodes[node].parts), 1]
+        self.graphs[executable].nodes[node].told(told.parameters)
+        return 0
+
     def _copy(self, target, source, count, stream):
         self.copies += 1
         ctypes.memmove(target, source, count)
@@ -106,7 +113,7 @@ class Driver:
         if self.fail:
             self.fail -= 1
             return 201
-        self.functions[function](about.contents, places)
+        self.functions[function](Configuration.from_address(about), ctypes.cast(places, ctypes.POINTER(_P)))
         return 0
 
     def _encode(self, place, kind, rank, pointer, sizes, strides, box, ones, interleave, swizzle, promotion, fill):
@@ -256,23 +263,68 @@ class World:
         return self.kernels[-1] if self.joined else None
 
 
+class NodeAbout(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS, by CUDA's description of it."""
+
+    _fields_ = (("function", _P), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
+                ("shared_bytes", ctypes.c_uint), ("parameters", ctypes.POINTER(_P)), ("extra", _P), ("kernel", _P),
+                ("context", _P))  # fmt: skip
+
+
+SET_NODE = ctypes.CFUNCTYPE(_I, _P, _P, ctypes.POINTER(NodeAbout))
+
+
+class Node:
+    """A kernel of copies in a graph: (to, from, bytes) of its parts, as captured or as told since."""
+
+    def __init__(self, about: Configuration, function: int, places):
+        self.function, self.parts = function, [None] * about.grid[1]
+        self.row = (ctypes.c_uint64 * 48).from_buffer_copy((ctypes.c_uint64 * 48).from_address(places[0]))
+        self.told(places)
+
+    def told(self, places) -> None:
+        for part in range(len(self.parts)):
+            self.parts[part] = tuple((ctypes.c_uint64 * 3).from_address(places[0] + 24 * part))
+
+    def parameter(self, words: int) -> list[int]:
+        """As `_graph_nodes.Kernel` tells it."""
+        return list(self.row)[:words]
+
+    def run(self) -> None:
+        for to, source, count in self.parts:
+            ctypes.memmove(to, source, count)
+
+
 class Graph:
-    """Runs the function again and writes over what it returned first, as a graph does; stands in for a `Replay`."""
+    """Runs the function again and writes over what it returned first, as a graph does; stands in for a `Replay`.
+
+    Kernels of copies that the function launched are nodes: before the first of the rest, or after it.
+    """
 
     def __init__(self, driver: Driver, run):
-        self.run, self.result, self.replays, self.memory = run, run(), 0, [self]
-        self._handle = len(driver.graphs) + 1
+        self.run, self.replays, self.memory, self.nodes = run, 0, [self], {}
+        self._driver, self._handle = driver, len(driver.graphs) + 1
         driver.graphs[self._handle] = self
+        driver.capturing = self
+        self.result = run()
+        driver.capturing = None
 
     def raw_cuda_graph_exec(self) -> int:
         """As torch's graphs tell it."""
         return self._handle
 
+    raw_cuda_graph = raw_cuda_graph_exec
+
     def launch(self) -> None:
         self.replays += 1
+        nodes = list(self.nodes.values())
+        for node in nodes[:1]:
+            node.run()
         with torch.no_grad():
             for old, new in zip(tensors_of(self.result), tensors_of(self.run()), strict=True):
                 old.copy_(new)
+        for node in nodes[1:]:
+            node.run()
 
 
 def tensors_of(tree):
@@ -284,8 +336,15 @@ def tensors_of(tree):
             yield from tensors_of(one)
 
 
-def copies(about: Configuration, places) -> None:
-    """The kernel of `_copies.cu`, by its description: parts of (to, from, bytes), one for each block in y."""
-    for part in range(about.grid[1]):
-        to, source, count = (ctypes.c_uint64 * 3).from_address(places[0] + 24 * part)
-        ctypes.memmove(to, source, count)
+def copies(driver: Driver) -> int:
+    """Handle of the kernel of `_copies.cu`, by its description: parts of (to, from, bytes), one for each block in y."""
+
+    def run(about, places):
+        node = Node(about, handle, places)
+        if driver.capturing is not None:
+            node.node = len(driver.capturing.nodes) + 1
+            driver.capturing.nodes[node.node] = node
+        node.run()
+
+    handle = driver.add(run)
+    return handle

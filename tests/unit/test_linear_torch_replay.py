@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from devkernels.errors import ArgumentError
-from devkernels.linear import _copies, _cuda, _torch_graphs
+from devkernels.linear import _copies, _cuda, _graph_nodes, _torch_graphs
 from devkernels.linear import torch as ours
 from devkernels.linear.torch import FusedLinear, FusedMLP
 from tests.unit.native_support import Graph, World, copies, randn
@@ -29,11 +29,13 @@ def world(monkeypatch, tmp_path, rng, built):
     world.python = []
     apply = _torch_graphs._apply
     monkeypatch.setattr(_torch_graphs, "_apply", lambda *about: (world.python.append("replayed"), apply(*about))[1])
-    monkeypatch.setattr(_torch_graphs.graphs, "with_torch", lambda run, times: Graph(world.driver, run))
+    monkeypatch.setattr(_torch_graphs.graphs, "with_torch", lambda run, times, nodes=False: Graph(world.driver, run))
     monkeypatch.setattr(_torch_graphs, "_stream_of_its_own", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(_torch_graphs, "_only_device", lambda x: 0)
     monkeypatch.setattr(_torch_graphs.raw, "_step_for", lambda *about: None)
-    handle = world.driver.add(copies)
+    handle = copies(world.driver)
+    monkeypatch.setattr(_torch_graphs, "replays", lambda: True)
+    monkeypatch.setattr(_graph_nodes, "kernels", lambda graph: list(world.driver.graphs[graph].nodes.values()))
     monkeypatch.setattr(_copies, "_function", lambda arrays, device: handle)
     monkeypatch.setattr(_cuda, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(ours, "on_gpu", lambda x: True)
@@ -89,7 +91,7 @@ def test_both_passes_are_replayed(world, kind, bias, copy):
     kept = [g.clone() for g in earlier]
     world.driver.copies = 0
     check(world, kind, layer, x)
-    assert world.driver.copies == 1 + copy  # the input's to its place, the gradient's to its own
+    assert world.driver.copies == copy  # the input's to its place; all others are part of the second graph
     for _ in range(2):
         other = randn(5, 8).requires_grad_()
         check(world, kind, layer, other)

@@ -113,6 +113,7 @@ class Parameter {
  public:
   enum Kind : uint64_t { POINTER, NUMBER, MAP, ROW };
 
+  Parameter() = default;
   explicit Parameter(Words& words) : kind_(words.next()) {
     if (kind_ == NUMBER) {
       value_ = words.next();
@@ -158,14 +159,18 @@ class Parameter {
     if (kind_ == MAP) return map_.bytes;
     return kind_ == ROW ? row_.data() : &value_;
   }
-  bool uses(uint64_t slot) const { return slot_ != NONE && slot == slot_; }
+  bool uses(uint64_t slot) const {
+    for (const auto& one : pointers_)
+      if (slot == one.second) return true;
+    return slot_ != NONE && slot == slot_;
+  }
 
  private:
   using Encode = int (*)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*,
                          int, int, int, int);
   struct alignas(64) Map { unsigned char bytes[128] = {}; };
 
-  uint64_t kind_, slot_ = NONE, value_ = 0, rank_ = 0;
+  uint64_t kind_ = NUMBER, slot_ = NONE, value_ = 0, rank_ = 0;
   Encode encode_ = nullptr;
   int type_ = 0, swizzle_ = 0, promotion_ = 0;
   uint64_t sizes_[5] = {}, strides_[5] = {};
@@ -221,17 +226,55 @@ class Kernel final : public Launch {
   std::mutex mutex_;
 };
 
-// cuGraphLaunch.
+// cuGraphLaunch of a graph, some kernels of which get this call's pointers before.
 class Graph final : public Launch {
  public:
-  explicit Graph(Words& words) : launch_(words.as<LaunchGraph>()), graph_(words.as<void*>()) {}
-  int run(Frame, void* stream) override { return launch_(graph_, stream); }
-  bool uses(uint64_t) const override { return false; }
+  explicit Graph(Words& words) : launch_(words.as<LaunchGraph>()), set_(words.as<Set>()), graph_(words.as<void*>()) {
+    for (uint64_t count = words.next(); count; count--) nodes_.push_back(std::make_unique<Node>(words));
+  }
+
+  int run(Frame frame, void* stream) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& one : nodes_) {
+      if (const int error = one->parameter.at(frame)) return error;
+      if (const int error = set_(graph_, one->node, &one->about)) return error;
+    }
+    return launch_(graph_, stream);
+  }
+
+  bool uses(uint64_t slot) const override {
+    for (auto& one : nodes_)
+      if (one->parameter.uses(slot)) return true;
+    return false;
+  }
 
  private:
+  struct About {  // CUDA_KERNEL_NODE_PARAMS
+    void* function;
+    unsigned dimensions[6], shared_bytes;
+    void **parameters, **extra, *kernel, *context;
+  };
+  struct Node {
+    explicit Node(Words& words) : node(words.as<void*>()) {
+      about.function = words.as<void*>();
+      for (unsigned& one : about.dimensions) one = static_cast<unsigned>(words.next());
+      about.shared_bytes = static_cast<unsigned>(words.next());
+      parameter = Parameter(words);
+      place = parameter.place();
+      about.parameters = &place;
+    }
+    void *node, *place;
+    About about{};
+    Parameter parameter;
+  };
   using LaunchGraph = int (*)(void*, void*);
+  using Set = int (*)(void*, void*, const About*);
+
   LaunchGraph launch_;
+  Set set_;
   void* graph_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+  std::mutex mutex_;
 };
 
 // cuMemcpyDtoDAsync to a place that stays; nothing where the source lies there already.
