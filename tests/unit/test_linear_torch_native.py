@@ -17,7 +17,7 @@ from devkernels.compiler import cli
 from devkernels.errors import CompileError, DevkernelsWarning, JitDisabledError
 from devkernels.linear import _torch_native, _torch_run, _torch_train, _workspace
 from devkernels.linear.torch import FusedLinear, build_extension, fused_linear
-from tests.unit.native_support import WIDTH, World, randn
+from tests.unit.native_world import WIDTH, World, randn
 
 ACTIVATIONS = {None: lambda x: x, "relu": torch.relu, "gelu": nn.GELU("tanh")}
 FEATURES = 16

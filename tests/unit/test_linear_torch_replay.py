@@ -17,7 +17,8 @@ from devkernels.errors import ArgumentError
 from devkernels.linear import _copies, _cuda, _graph_nodes, _torch_graphs
 from devkernels.linear import torch as ours
 from devkernels.linear.torch import FusedLinear, FusedMLP
-from tests.unit.native_support import Graph, World, copies, randn
+from tests.unit.native_support import Graph, copies
+from tests.unit.native_world import World, randn
 
 ACTIVATIONS = {None: lambda x: x, "relu": torch.relu, "gelu": nn.GELU("tanh")}
 
