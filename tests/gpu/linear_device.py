@@ -64,6 +64,22 @@ def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
 
 
+def start_afresh(monkeypatch, tmp_path, rng, *, sm_90=False):
+    """A cache of its own, a seed for torch, nothing learned of layers of torch; a skip where `sm_90` is not there."""
+    import torch
+
+    from devkernels.linear import _torch_run, _torch_train, joined, kept
+
+    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
+    torch.manual_seed(int(rng.integers(2**31)))
+    for answers in (kept.masks, kept.slopes, joined.answers):
+        answers.forget()
+    _torch_run.forget_choices()
+    _torch_train.learned.forget()
+    if sm_90 and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU with sm_90")
+
+
 def dtype_of(kind):
     return "float32" if kind == "tf32" else kind
 

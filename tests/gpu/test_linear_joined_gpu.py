@@ -20,7 +20,7 @@ from devkernels.linear.arrays import package
 from devkernels.linear.elementwise import pack_bits
 from devkernels.linear.torch import FusedLinear
 from devkernels.tolerance import unit_roundoff
-from tests.gpu.linear_device import HAVE
+from tests.gpu.linear_device import HAVE, start_afresh
 
 ACTIVATIONS = {"relu": torch.relu, "gelu": nn.GELU("tanh")}
 SHAPES = [(1, 64, 320), (64, 128, 512), (200, 320, 448), (1000, 192, 960), (63, 1024, 1536), (4099, 576, 2048)]
@@ -28,12 +28,7 @@ SHAPES = [(1, 64, 320), (64, 128, 512), (200, 320, 448), (1000, 192, 960), (63, 
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path, rng):
-    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
-    torch.manual_seed(int(rng.integers(2**31)))
-    for answers in (kept.masks, kept.slopes, joined.answers):
-        answers.forget()
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a GPU with sm_90")
+    start_afresh(monkeypatch, tmp_path, rng, sm_90=True)
 
 
 @pytest.mark.parametrize("kind", ["relu", "relu_aux", "gelu", "gelu_slope"])

@@ -17,6 +17,7 @@ from devkernels.linear import _torch_run as raw
 from devkernels.linear.arrays import package
 from devkernels.linear.torch import FusedLinear, FusedMLP
 from devkernels.tolerance import unit_roundoff
+from tests.gpu.linear_device import start_afresh
 
 ACTIVATIONS = {None: lambda x: x, "relu": torch.relu, "gelu": nn.GELU("tanh")}
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -36,12 +37,7 @@ def built(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def took(monkeypatch, tmp_path, rng, built):
     """Start afresh, with the extension; what went through Python in spite of it."""
-    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
-    torch.manual_seed(int(rng.integers(2**31)))
-    for answers in (kept.masks, kept.slopes, joined.answers):
-        answers.forget()
-    raw.forget_choices()
-    _torch_train.learned.forget()
+    start_afresh(monkeypatch, tmp_path, rng)
     monkeypatch.setattr(_torch_native, "_loaded", [built])
     calls = []
     apply, longer = _torch_ops._apply_linear, raw.backward

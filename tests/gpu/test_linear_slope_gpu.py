@@ -13,12 +13,11 @@ from torch import nn
 from devkernels.libraries import on_stream
 from devkernels.linear import FusedLinear as ArrayLinear
 from devkernels.linear import FusedMLP as ArrayMLP
-from devkernels.linear import _gelu_forward, _torch_train, joined, kept
-from devkernels.linear import _torch_run as raw
+from devkernels.linear import _gelu_forward, joined, kept
 from devkernels.linear.arrays import package
 from devkernels.linear.torch import FusedLinear
 from devkernels.tolerance import unit_roundoff
-from tests.gpu.linear_device import needs_cupy
+from tests.gpu.linear_device import needs_cupy, start_afresh
 
 # Tiles are 128 x 256 (256 x 256 in pairs, for more than 2048 inputs), steps 64; sixteen make the last tile's results.
 SHAPES = [(1, 64, 64), (128, 256, 128), (200, 320, 448), (1000, 192, 1024), (63, 1024, 1536), (4099, 576, 2048),
@@ -27,14 +26,7 @@ SHAPES = [(1, 64, 64), (128, 256, 128), (200, 320, 448), (1000, 192, 1024), (63,
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path, rng):
-    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
-    torch.manual_seed(int(rng.integers(2**31)))
-    for answers in (kept.masks, kept.slopes, joined.answers):
-        answers.forget()
-    raw.forget_choices()
-    _torch_train.learned.forget()
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a GPU with sm_90")
+    start_afresh(monkeypatch, tmp_path, rng, sm_90=True)
 
 
 @pytest.fixture
