@@ -65,11 +65,15 @@ def own_cache(monkeypatch, tmp_path):
 
 
 def start_afresh(monkeypatch, tmp_path, rng, *, sm_90=False):
-    """A cache of its own, a seed for torch, nothing learned of layers of torch; a skip where `sm_90` is not there."""
+    """A cache of its own, a seed for torch, nothing learned of layers of torch; a skip where `sm_90` is not there.
+
+    Without the extension, which may have been built in this process: the tests of what Python launches count it.
+    """
     import torch
 
-    from devkernels.linear import _torch_run, _torch_train, joined, kept
+    from devkernels.linear import _torch_native, _torch_run, _torch_train, joined, kept
 
+    monkeypatch.setattr(_torch_native, "_loaded", [None])
     monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
     torch.manual_seed(int(rng.integers(2**31)))
     for answers in (kept.masks, kept.slopes, joined.answers):

@@ -19,6 +19,7 @@ from devkernels.linear.arrays import package
 from devkernels.linear.elementwise import pack_bits, unpack_bits
 from devkernels.linear.torch import FusedLinear, FusedMLP, fused_linear
 from devkernels.tolerance import gelu_error
+from tests.gpu.linear_device import start_afresh
 from tests.unit.linear_bounds import check_mlp
 
 ACTIVATIONS = {None: lambda x: x, "relu": torch.relu, "gelu": nn.GELU("tanh")}
@@ -27,8 +28,7 @@ ROUND = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-6, torch
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path, rng):
-    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
-    torch.manual_seed(int(rng.integers(2**31)))
+    start_afresh(monkeypatch, tmp_path, rng)
 
 
 def close(got, want, limit, own=0.0):

@@ -79,8 +79,9 @@ def enter_torch_world(monkeypatch, tmp_path):
     """Start afresh; products of tensors go through descriptors and a cuBLASLt on the CPU, as if they lay on a GPU."""
     import contextlib
 
-    from devkernels.linear import _torch_quick, _torch_run, _torch_train
+    from devkernels.linear import _torch_native, _torch_quick, _torch_run, _torch_train
 
+    monkeypatch.setattr(_torch_native, "_loaded", [None])  # also where other tests of this process have built it
     fake = enter_world(monkeypatch, tmp_path, "lt")
 
     class FakeCuda(arrays.TorchArrays):
