@@ -1,7 +1,10 @@
 """The extension for torch on a GPU: layers in training through C++, against torch in float64."""
 
 import importlib.util
+import os
 import shutil
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -24,11 +27,16 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory):
+def extension_folder(tmp_path_factory):
+    return str(tmp_path_factory.getbasetemp().parent / "extension")
+
+
+@pytest.fixture(scope="session")
+def built(extension_folder):
     if shutil.which("c++") is None:
         pytest.skip("needs a C++ compiler")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path_factory.getbasetemp().parent / "extension"))
+        patch.setenv("DEVKERNELS_CACHE_DIR", extension_folder)
         patch.setattr(_torch_native, "_loaded", [])
         _torch_native.build()
         return _torch_native.extension()
@@ -217,6 +225,43 @@ def test_an_optimizer_and_accumulated_gradients(took):
     assert took.count("function") == 6  # two for each layer; then it is known
     for a, b in zip(layers.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=1e-7, atol=1e-9)  # the tanh of GELU in cuBLASLt is exact to 3e-10
+
+
+FIRST = """
+import threading, torch
+from devkernels.linear import _torch_native
+from devkernels.linear.torch import FusedLinear
+
+assert _torch_native.extension() is not None
+new = {"device": "cuda", "dtype": torch.float16}
+layer, x = FusedLinear(64, 128, **new), torch.randn(32, 64, **new)
+layer.record(x, copy=False)
+assert layer._recording._native is not None
+torch.cuda.synchronize()
+shapes = []
+
+def step():
+    y = layer(x)
+    shapes.extend(g.shape for g in torch.autograd.grad(y, (layer.weight, layer.bias), torch.ones_like(y)))
+    torch.cuda.synchronize()
+
+for _ in range(2):  # threads that have no context yet, this one's and autograd's
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+print(len(shapes))
+"""
+
+
+def test_a_process_whose_first_backward_pass_is_replayed(extension_folder, built):
+    if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec"):
+        pytest.skip("this torch does not tell the handle of a graph")
+    result = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", FIRST], capture_output=True, text=True, check=False, timeout=120,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path), "DEVKERNELS_CACHE_DIR": extension_folder},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.split() == ["4"]
 
 
 @pytest.mark.parametrize("copy", [False, True])

@@ -53,18 +53,25 @@ inline std::pair<uint64_t, uint64_t> find_places(int device, void* stream) {
   return places.known[key] = {work, counters};
 }
 
-// Those of the launches that are needed, one after another; the first error. A thread of autograd has no context before
-// its first launch.
+inline void enter(int device) {
+  if (!all_places().enter) return;
+  const PyGILState_STATE state = PyGILState_Ensure();
+  PyObject* told = PyObject_CallFunction(all_places().enter, "i", device);
+  if (!told) PyErr_Clear();  // the launch will say what is wrong
+  Py_XDECREF(told);
+  PyGILState_Release(state);
+}
+
+// Those of the launches that are needed, one after another; the first error. A thread of autograd has no context of its
+// own accord, and not every function of the driver says so: changing a node of a graph ends the process.
 inline int run_all(const Launches& launches, uint64_t needed, Frame frame, int device, void* stream) {
+  static thread_local int entered = -1;
+  if (entered != device) enter(entered = device);
   for (auto& one : launches) {
     if (!(one->needed & needed)) continue;
     int error = one->run(frame, stream);
-    if (error == NO_CONTEXT && all_places().enter) {
-      const PyGILState_STATE state = PyGILState_Ensure();
-      PyObject* told = PyObject_CallFunction(all_places().enter, "i", device);
-      if (!told) PyErr_Clear();
-      Py_XDECREF(told);
-      PyGILState_Release(state);
+    if (error == NO_CONTEXT) {  // someone has taken it away
+      enter(device);
       error = one->run(frame, stream);
     }
     if (error) return error;
