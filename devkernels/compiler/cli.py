@@ -1,4 +1,4 @@
-"""The ``devkernels`` command: ``build`` images, the ``extension`` for torch, the ``cache``; ``info`` on what is there.
+"""The ``devkernels`` command: ``build`` images, look after the ``cache``, tell what is there (``info``).
 
 In: arguments of the command line. Out: files and text; the exit status is 1 for an error of ours, which is printed
 without a traceback.
@@ -18,7 +18,7 @@ from typing import Any
 
 from devkernels import cache, env_report, target
 from devkernels._version import __version__
-from devkernels.errors import DevkernelsError, MissingDependencyError
+from devkernels.errors import DevkernelsError
 from devkernels.target import Target
 
 
@@ -74,9 +74,6 @@ def _parser() -> argparse.ArgumentParser:
     prune.add_argument("--limit-mb", type=_megabytes, metavar="MB",
                        help="size to shrink to; default: DEVKERNELS_CACHE_LIMIT_MB, else 1024")  # fmt: skip
     prune.set_defaults(run=_cache_prune)
-
-    told = "build the C++ extension for torch, by which layers in training spare the host time; a minute, once"
-    commands.add_parser("extension", help=told, description=told).set_defaults(run=_extension)
 
     info = commands.add_parser("info", help="versions, driver, GPU, home and cache; or what image files hold")
     info.add_argument("image", nargs="*", type=Path, help="image files to tell of instead")
@@ -139,16 +136,6 @@ def _cache_info(_: argparse.Namespace) -> int:
     print(f"used    {state.total_bytes / 2**20:.1f} MB")
     for kind, (number, size) in sorted(state.kinds.items()):
         print(f"  {kind:8s} {number:6d} entries {size / 2**20:10.1f} MB  {_KINDS.get(kind, '')}".rstrip())
-    return 0
-
-
-def _extension(_: argparse.Namespace) -> int:
-    try:
-        from devkernels.linear import torch
-    except ImportError as error:
-        raise MissingDependencyError(f"torch is needed ({error}); pip install 'devkernels[torch]'.") from error
-    torch.build_extension()
-    print(f"The extension is in {cache.folder()}; processes with this torch and Python find it there.")
     return 0
 
 

@@ -106,7 +106,7 @@ def _found():
         return _load(code)
     except (ImportError, OSError) as error:  # built for another system's libraries; Python does the same
         warnings.warn(f"The extension for torch in {cache.folder()} cannot be loaded ({error}); layers train without "
-                      f"it. `devkernels cache clear` and `devkernels extension` build it anew.",
+                      f"it. Empty the cache (`devkernels cache clear`) and build it anew.",
                       DevkernelsWarning, stacklevel=2)  # fmt: skip
         return None
 

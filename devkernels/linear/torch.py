@@ -64,7 +64,7 @@ def build_extension() -> None:
 
     It is kept in devkernels' cache, for this version of torch and of Python, and found there by later processes of
     their own accord. Without it the same kernels are launched from a Python autograd function. It takes a C++ compiler
-    and ninja (``pip install ninja``); ``devkernels extension`` on the command line does the same.
+    and ninja (``pip install ninja``); ``python -m devkernels.linear.build_extension`` does the same.
 
     Raises
     ------

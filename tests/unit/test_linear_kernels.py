@@ -103,7 +103,7 @@ def test_gelu_forward_is_for(dtype, n, k, possible):
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_120"])
 def test_copies_compile(architecture, monkeypatch, tmp_path):
     monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
-    values = {"TYPE": 2, "PARTS": _copies._PARTS}
+    values = {"TYPE": 2, "PARTS": _copies.PIECES}
     text = disassembled(_cuda.compile_file("_copies.cu", architecture, values), tmp_path)
     assert text.count("LDG.E.128") >= 4
     assert text.count("STG.E.128") >= 4

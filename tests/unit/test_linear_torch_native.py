@@ -16,6 +16,7 @@ from devkernels import cache
 from devkernels.compiler import cli
 from devkernels.errors import CompileError, DevkernelsWarning, JitDisabledError
 from devkernels.linear import _torch_native, _torch_run, _torch_train, _workspace
+from devkernels.linear import build_extension as command
 from devkernels.linear.torch import FusedLinear, build_extension, fused_linear
 from tests.unit.native_world import WIDTH, World, randn
 
@@ -334,8 +335,15 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     loaded = []
     monkeypatch.setattr(_torch_native, "_load", lambda code: loaded.append(code) or loaded)
     cache.forget()
-    assert cli.main(["extension"]) == 0
+    assert command.main() == 0
     assert str(tmp_path) in capsys.readouterr().out
+    monkeypatch.setattr(_torch_native, "_loaded", [])
+    monkeypatch.setenv("DEVKERNELS_DISABLE_JIT", "1")
+    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path / "other"))
+    cache.forget()
+    assert command.main() == 1
+    assert "DEVKERNELS_DISABLE_JIT" in capsys.readouterr().err
+    monkeypatch.setenv("DEVKERNELS_CACHE_DIR", str(tmp_path))
     assert loaded == [code]
     assert cli.main(["cache", "info"]) == 0
     assert "the C++ extension for torch" in capsys.readouterr().out
