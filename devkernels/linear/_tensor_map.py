@@ -41,7 +41,7 @@ class Map:
         self._device, self._pointer = device, 0
 
     def words(self) -> tuple[int, ...]:
-        """All that the driver is told but the pointer, as native/launches.h reads it."""
+        """All that the driver is told but the pointer, as native/parameter.h reads it."""
         encode = ctypes.cast(_encoder(), ctypes.c_void_p).value
         return (encode, self._kind, len(self._sizes), *self._sizes, *self._strides, *self._box, self._swizzle, _L2_256)
 

@@ -18,6 +18,7 @@ from devkernels.errors import ArgumentError
 from devkernels.linear import _torch_graphs
 from devkernels.linear import torch as ours
 from devkernels.linear.torch import FusedLinear, FusedMLP
+from tests.unit.native_support import tensors_of
 
 ACTIVATIONS = {None: lambda x: x, "relu": torch.relu, "gelu": nn.GELU("tanh")}
 
@@ -30,16 +31,8 @@ class Graph:
 
     def launch(self):
         self.replays += 1
-        for old, new in zip(_tensors(self.result), _tensors(self.run()), strict=True):
+        for old, new in zip(tensors_of(self.result), tensors_of(self.run()), strict=True):
             old.copy_(new)
-
-
-def _tensors(tree):
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif tree is not None:
-        for one in tree:
-            yield from _tensors(one)
 
 
 @pytest.fixture(autouse=True)

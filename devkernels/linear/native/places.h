@@ -9,7 +9,7 @@
 #include <map>
 #include <utility>
 
-#include "launches.h"
+#include "graph.h"
 
 namespace devkernels {
 
