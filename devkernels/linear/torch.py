@@ -75,8 +75,9 @@ def build_extension() -> None:
 
     Notes
     -----
-    `fused_linear` and `FusedLinear` take it from the second call on that looks like the one before; torch.compile,
-    autocast, recorded layers and `FusedMLP` do without.
+    `fused_linear` and `FusedLinear` take it once calls and their backward passes repeat; layers that are recorded from
+    then on (`record`), a `FusedMLP` too, at once. torch.compile, autocast, and a `FusedMLP` that is not recorded do
+    without.
     """
     _torch_native.build()
     _torch_train.learned.forget()  # what was learned without it
