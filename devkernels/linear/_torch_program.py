@@ -51,33 +51,28 @@ class Program:
     ) -> list[int]:
         """Describe a product of cuBLASLt, with a descriptor of its own."""
         own = lt.another_descriptor(0)
-        self.owners += [own, lt]
+        self.owners += [own, lt, lt._algorithm]  # the last: `use` may put another in its place
         handles = (lt._handle, own.descriptor, ctypes.addressof(lt._alpha), ctypes.addressof(lt._beta), lt._a, lt._b,
                    lt._c, lt._d, ctypes.addressof(lt._algorithm))  # fmt: skip
-        self.owners.append(lt._algorithm)  # `use` may put another in its place
         size = _workspace.WORKSPACE_BYTES if lt.workspace_bytes else 0
-        slots = (
-            _NO_SLOT if name is None else _SLOTS[name] for name in (a, b, out, side, aux, "work" if size else None)
-        )
+        names = a, b, out, side, aux, "work" if size else None
+        slots = (_NO_SLOT if name is None else _SLOTS[name] for name in names)
         return [_PRODUCT, *_torch_native.functions(), *handles, size, *slots]
 
     def kernel(self, planned) -> list[int]:
         """Describe a kernel of ours: an object with `laid_out` and the launch itself."""
         self.owners.append(planned)
-        return _kernel(planned._launch, planned.laid_out)
+        launch, parameters = planned._launch, planned.laid_out
+        words = [_KERNEL, _address("cuLaunchKernelEx"), launch.function, *launch.dimensions, launch.shared_bytes]
+        words.append(len(parameters))
+        for one in parameters:
+            words += _parameter(one)
+        return words
 
 
 def _address(name: str) -> int:
     """Address of a function of the driver."""
     return ctypes.cast(getattr(_cuda.library(), name), ctypes.c_void_p).value
-
-
-def _kernel(launch: _cuda.Launch, parameters: tuple) -> list[int]:
-    words = [_KERNEL, _address("cuLaunchKernelEx"), launch.function, *launch.dimensions, launch.shared_bytes]
-    words.append(len(parameters))
-    for one in parameters:
-        words += _parameter(one)
-    return words
 
 
 def _parameter(one: str | int | tuple) -> Iterable[int]:

@@ -21,12 +21,6 @@ class Graph final : public Launch {
     return launch_(graph_, stream);
   }
 
-  bool uses(uint64_t slot) const override {
-    for (auto& one : nodes_)
-      if (one->parameter.uses(slot)) return true;
-    return false;
-  }
-
  private:
   struct About {  // CUDA_KERNEL_NODE_PARAMS
     void* function;
@@ -65,7 +59,6 @@ class Copy final : public Launch {
     const uint64_t source = pick(frame, source_);
     return source == target_ ? 0 : copy_(target_, source, bytes_, stream);
   }
-  bool uses(uint64_t slot) const override { return slot == source_; }
 
  private:
   using CopyBytes = int (*)(uint64_t, uint64_t, size_t, void*);

@@ -17,7 +17,7 @@ class Launch {
   virtual ~Launch() = default;
   // 0, or the library's error, of which nothing has been launched.
   virtual int run(Frame frame, void* stream) = 0;
-  virtual bool uses(uint64_t slot) const = 0;
+  virtual bool uses(uint64_t) const { return false; }  // asked by plans, of products and kernels
   virtual bool sums() const { return false; }  // whether its epilog writes a sum, asked for or not
   uint64_t needed = 7;                         // by which gradients: 1 the input's, 2 the weight's, 4 the bias's
 };

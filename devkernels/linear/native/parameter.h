@@ -74,9 +74,10 @@ class Parameter {
   int at(Frame frame) {
     for (const auto& [place, slot] : pointers_) row_[place] = pick(frame, slot);
     if (kind_ == POINTER) value_ = pick(frame, slot_);
-    if (kind_ != MAP || pick(frame, slot_) == value_) return 0;
-    value_ = 0;
+    if (kind_ != MAP) return 0;
     const uint64_t pointer = pick(frame, slot_);
+    if (pointer == value_) return 0;
+    value_ = 0;
     constexpr uint32_t ones[5] = {1, 1, 1, 1, 1};
     const int error = encode_(map_.bytes, type_, static_cast<uint32_t>(rank_), reinterpret_cast<void*>(pointer), sizes_,
                               strides_, box_, ones, 0, swizzle_, promotion_, 0);
@@ -88,11 +89,7 @@ class Parameter {
     if (kind_ == MAP) return map_.bytes;
     return kind_ == ROW ? row_.data() : &value_;
   }
-  bool uses(uint64_t slot) const {
-    for (const auto& one : pointers_)
-      if (slot == one.second) return true;
-    return slot_ != NONE && slot == slot_;
-  }
+  bool uses(uint64_t slot) const { return slot_ != NONE && slot == slot_; }
 
  private:
   using Encode = int (*)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*,

@@ -4,12 +4,11 @@
 // in: a device and a stream.  out: pointers, asked for once for each stream; a launch that has found its context.
 #pragma once
 
-#include <Python.h>
-
 #include <map>
 #include <utility>
 
 #include "graph.h"
+#include "interpreter.h"
 
 namespace devkernels {
 
@@ -40,26 +39,26 @@ inline std::pair<uint64_t, uint64_t> find_places(int device, void* stream) {
     const auto found = places.known.find(key);
     if (found != places.known.end()) return found->second;
   }
-  const PyGILState_STATE state = PyGILState_Ensure();
-  PyObject* told = places.ask ? PyObject_CallFunction(places.ask, "iK", device, reinterpret_cast<unsigned long long>(stream))
-                              : nullptr;
   unsigned long long work = 0, counters = 0;
-  const bool good = told && told != Py_None && PyArg_ParseTuple(told, "KK", &work, &counters);
-  if (!good) PyErr_Clear();  // Python takes the call, and says what is wrong
-  Py_XDECREF(told);
-  PyGILState_Release(state);
-  if (!good) return {0, 0};
+  {
+    const Interpreter interpreter;
+    const auto number = reinterpret_cast<unsigned long long>(stream);
+    PyObject* told = places.ask ? PyObject_CallFunction(places.ask, "iK", device, number) : nullptr;
+    const bool good = told && told != Py_None && PyArg_ParseTuple(told, "KK", &work, &counters);
+    if (!good) PyErr_Clear();  // Python takes the call, and says what is wrong
+    Py_XDECREF(told);
+    if (!good) return {0, 0};
+  }
   std::lock_guard<std::mutex> lock(places.mutex);
   return places.known[key] = {work, counters};
 }
 
 inline void enter(int device) {
   if (!all_places().enter) return;
-  const PyGILState_STATE state = PyGILState_Ensure();
+  const Interpreter interpreter;
   PyObject* told = PyObject_CallFunction(all_places().enter, "i", device);
   if (!told) PyErr_Clear();  // the launch will say what is wrong
   Py_XDECREF(told);
-  PyGILState_Release(state);
 }
 
 // Those of the launches that are needed, one after another; the first error. A thread of autograd has no context of its

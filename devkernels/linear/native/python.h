@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "interpreter.h"
+
 namespace devkernels {
 
 using torch::autograd::AutogradContext;
@@ -19,26 +21,13 @@ class Owned {
   Owned& operator=(const Owned&) = delete;
   ~Owned() {
     if (!Py_IsInitialized()) return;
-    const PyGILState_STATE state = PyGILState_Ensure();
+    const Interpreter interpreter;
     Py_DECREF(object_);
-    PyGILState_Release(state);
   }
   PyObject* get() const { return object_; }
 
  private:
   PyObject* object_;
-};
-
-// The interpreter's lock, for as long as this lives.
-class Interpreter {
- public:
-  Interpreter() : state_(PyGILState_Ensure()) {}
-  ~Interpreter() { PyGILState_Release(state_); }
-  Interpreter(const Interpreter&) = delete;
-  Interpreter& operator=(const Interpreter&) = delete;
-
- private:
-  PyGILState_STATE state_;
 };
 
 // Throw what Python has just raised.
