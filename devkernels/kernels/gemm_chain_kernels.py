@@ -23,14 +23,10 @@ from devkernels.matrix.steps import Step, element_function
 
 def tiling_of(first: GemmSpec, second: GemmSpec, a: Matrix, b: Matrix, c: Matrix, d: Matrix) -> chain.ChainTiling:
     """How tensor cores do it where operands lie so."""
-
-    def wide(x: Matrix) -> bool:
-        return x.along_rows is True and x.columns % 8 == 0 and x.aligned()
-
     matrices = (a, b, c)
     return chain.ChainTiling(
         first.a_dtype, second.out_dtype, b.columns,
-        tuple(x.along_rows is not False for x in matrices), tuple(map(wide, matrices)), wide_rows(d),
+        tuple(x.along_rows is not False for x in matrices), tuple(map(wide_rows, matrices)), wide_rows(d),
     )  # fmt: skip
 
 

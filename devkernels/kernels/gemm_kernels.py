@@ -178,13 +178,9 @@ def _tensor(spec: GemmSpec, a: Matrix, b: Matrix, c: Any, d: Matrix, extra: tupl
 
 def tensor_tiling(spec: GemmSpec, a: Matrix, b: Matrix, d: Matrix, has_c: bool) -> tensor.TensorTiling:
     """How the operands lie."""
-
-    def wide(x: Matrix) -> bool:
-        return x.along_rows is True and x.columns % 8 == 0 and x.aligned()
-
     return tensor.TensorTiling(
-        TENSOR_DTYPES[spec.a_dtype], spec.out_dtype, a.along_rows is not False, b.along_rows is not False, wide(a),
-        wide(b), has_c, wide_rows(d),
+        TENSOR_DTYPES[spec.a_dtype], spec.out_dtype, a.along_rows is not False, b.along_rows is not False,
+        wide_rows(a), wide_rows(b), has_c, wide_rows(d),
     )  # fmt: skip
 
 

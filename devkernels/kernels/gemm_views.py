@@ -72,5 +72,5 @@ def wide(x: Matrix, by_eights: bool) -> bool:
 
 
 def wide_rows(d: Matrix) -> bool:
-    """Whether eight elements of a row of the result are one aligned access, whichever eight."""
+    """Whether eight elements of a row are one aligned access, whichever eight."""
     return wide(d, d.columns % 8 == 0)
