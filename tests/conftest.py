@@ -1,7 +1,7 @@
 """What all tests share: tiers chosen by this process's home, seeds that can be repeated, poisoned outputs, a summary.
 
-in: the home of this process (`devkernels.target.home`). out: fixtures `rng`, `empty` and `own_cache`; markers sim,
-aot and gpu by folder; one skip with its reason for a folder whose tests need another home; ``--summary PATH``.
+in: the home of this process (`devkernels.target.home`). out: fixtures `rng`, `empty`, `own_cache`, `built`; markers
+sim, aot and gpu by folder; one skip with its reason for a folder whose tests need another home; ``--summary PATH``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import secrets
+import shutil
 import subprocess
 import zlib
 
@@ -123,6 +124,26 @@ def rng(request: pytest.FixtureRequest):
     seed = request.config.option.seed
     request.node.add_report_section("setup", "seed", f"random inputs: repeat with --seed {seed}")
     return np.random.default_rng([seed, zlib.crc32(request.node.nodeid.encode())])
+
+
+@pytest.fixture(scope="session")
+def extension_folder(tmp_path_factory) -> str:
+    """The cache that `built` is in, one for all processes of a run."""
+    return str(tmp_path_factory.getbasetemp().parent / "extension")
+
+
+@pytest.fixture(scope="session")
+def built(extension_folder):
+    """The extension for torch; built once."""
+    if shutil.which("c++") is None and shutil.which("g++") is None:
+        pytest.skip("needs a C++ compiler")
+    from devkernels.linear import _torch_native
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DEVKERNELS_CACHE_DIR", extension_folder)
+        patch.setattr(_torch_native, "_loaded", [])
+        _torch_native.build()
+        return _torch_native.extension()
 
 
 @pytest.fixture

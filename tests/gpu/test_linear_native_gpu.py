@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -24,22 +23,6 @@ from tests.gpu.linear_device import start_afresh
 
 ACTIVATIONS = {None: lambda x: x, "relu": torch.relu, "gelu": nn.GELU("tanh")}
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-
-
-@pytest.fixture(scope="session")
-def extension_folder(tmp_path_factory):
-    return str(tmp_path_factory.getbasetemp().parent / "extension")
-
-
-@pytest.fixture(scope="session")
-def built(extension_folder):
-    if shutil.which("c++") is None:
-        pytest.skip("needs a C++ compiler")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DEVKERNELS_CACHE_DIR", extension_folder)
-        patch.setattr(_torch_native, "_loaded", [])
-        _torch_native.build()
-        return _torch_native.extension()
 
 
 @pytest.fixture(autouse=True)

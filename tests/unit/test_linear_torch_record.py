@@ -12,15 +12,13 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("needs torch (extra torch)", allow_module_level=True)
 
 import torch
-from torch import nn
 
 from devkernels.errors import ArgumentError
 from devkernels.linear import _torch_graphs
 from devkernels.linear import torch as ours
 from devkernels.linear.torch import FusedLinear, FusedMLP
 from tests.unit.native_support import tensors_of
-
-ACTIVATIONS = {None: lambda x: x, "relu": torch.relu, "gelu": nn.GELU("tanh")}
+from tests.unit.torch_layers import plain
 
 
 class Graph:
@@ -49,14 +47,6 @@ def make(kind, bias=True):
     if kind == "mlp":
         return FusedMLP([6, 9, 5, 4], "gelu", dtype=torch.float64)
     return FusedLinear(6, 5, bias, kind, dtype=torch.float64)
-
-
-def plain(kind, layer, x):
-    if kind == "mlp":
-        for one in layer.layers:
-            x = ACTIVATIONS[one.activation](nn.functional.linear(x, one.weight, one.bias))
-        return x
-    return ACTIVATIONS[kind](nn.functional.linear(x, layer.weight, layer.bias))
 
 
 def check(kind, layer, x, replayed):

@@ -11,7 +11,6 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("needs torch (extra torch)", allow_module_level=True)
 
 import torch
-from torch import nn
 
 from devkernels.errors import ArgumentError
 from devkernels.linear import _copies, _cuda, _graph_nodes, _torch_graphs
@@ -19,8 +18,7 @@ from devkernels.linear import torch as ours
 from devkernels.linear.torch import FusedLinear, FusedMLP
 from tests.unit.native_support import Graph, copies
 from tests.unit.native_world import World, randn
-
-ACTIVATIONS = {None: lambda x: x, "relu": torch.relu, "gelu": nn.GELU("tanh")}
+from tests.unit.torch_layers import plain
 
 
 @pytest.fixture
@@ -49,14 +47,6 @@ def make(kind, bias=True):
     for p in layer.parameters():
         p.data = randn(*p.shape) / 4
     return layer
-
-
-def plain(kind, layer, x):
-    if kind == "mlp":
-        for one in layer.layers:
-            x = ACTIVATIONS[one.activation](nn.functional.linear(x, one.weight, one.bias))
-        return x
-    return ACTIVATIONS[kind](nn.functional.linear(x, layer.weight, layer.bias))
 
 
 def graphs(layer):
